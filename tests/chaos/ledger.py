@@ -1,4 +1,4 @@
-"""What was attacked, how often, and what came of it: `make chaos` keeps it, and writes docs/reliability.md from it."""
+"""Results of the attacks in this folder; `make chaos` stores them and writes docs/reliability.md from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 LONG = os.environ.get("CHAOS") == "long"
-"""Whether attacks run at full length, with times judged. The short form of the default suite judges no time."""
+"""Whether attacks run at full length, with limits on times. The short form has no limits on times."""
 
 RESULTS = Path(__file__).with_name("results")  # a file for each test
 LIMITS = {
@@ -20,21 +20,21 @@ LIMITS = {
     "memory rise MB": 300.0,
     "log MB": 1.0,
 }
-"""What one client may cost the others, at most. Figures without an entry are told and not judged."""
+"""Limits on the effect of one client on others. Figures without an entry are only reported."""
 
 SECTIONS = {
     "clients": "One bad client",
-    "store": "What was acknowledged is kept",
-    "files": "Files of strangers",
+    "store": "Acknowledged data",
+    "files": "Untrusted files",
     "engine": "The engine and its caches",
-    "holes": "One key beside another person",
-    "soak": "For hours",
+    "holes": "One user attacks, another works",
+    "soak": "Long runs",
     "cluster": "Several servers",
 }
 
 
 class Ledger:
-    """The entry of one test: give it to `note` once, at the end."""
+    """Records the result of one test, with one call of `note` at the end."""
 
     def __init__(self, test: str) -> None:
         self._test = test
@@ -42,9 +42,9 @@ class Ledger:
     def note(
         self, section: str, fault: str, tried: str, failed: int, figures: Mapping[str, float] | None = None
     ) -> None:
-        """Judge the figures, and keep them where the attack ran at full length.
+        """Check the figures against LIMITS, and store them if the attack ran at full length.
 
-        `tried` says what was done and how often, `failed` counts what must not have happened and did.
+        `tried` says what was done and how often; `failed` is the number of failures.
         """
         assert section in SECTIONS
         figures = {name: round(value, 1) for name, value in (figures or {}).items()}
@@ -69,28 +69,35 @@ class Ledger:
 
 
 def kept() -> dict[str, dict[str, Any]]:
-    """Test -> what it noted when it last ran at full length."""
+    """Return test -> result of its last run at full length."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
 def report(entries: Mapping[str, Mapping[str, Any]]) -> str:
-    """docs/reliability.md as it is to be."""
+    """Return the content of docs/reliability.md."""
     lines = [
-        "# Reliability: what was tried, and what failed",
+        "# Reliability",
         "",
-        "Written by `make chaos` from what the tests of `tests/chaos` note at full length. `make check` runs each of",
-        "them in a short form, and judges no times. Do not edit this page: a test compares it with the results.",
+        "This page lists attacks and faults that were tried, and how often the server failed. `make chaos` runs the",
+        "tests in `tests/chaos` at full length and writes the page from their results; `make check` runs a short form",
+        "of each test, without limits on times. Do not edit this page: a test compares it with the results.",
         "",
         "Limits while one client attacks: "
         + ", ".join(f"{name} {limit:g}" for name, limit in LIMITS.items())
-        + ". A `page` is a chat that has nothing to do with the attack, asked for on a connection of its own.",
-        "Zero failures in N tries mean a true rate below 3/N with 95 % confidence.",
+        + ". `page` is the response time of an unrelated chat, requested on a separate connection, and `livez` is that",
+        "of `GET /livez`. Zero failures in N trials mean a failure rate below 3/N with 95% confidence.",
     ]
     for section, title in SECTIONS.items():
         rows = {test: entry for test, entry in entries.items() if entry["section"] == section}
         if not rows:
             continue
-        lines += ["", f"## {title}", "", "| fault | tried | failed | figures | command |", "|---|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| attack or fault | trials | failures | figures | command |",
+            "|---|---|---|---|---|",
+        ]
         for test, entry in rows.items():
             figures = ", ".join(f"{name} {value:g}" for name, value in entry["figures"].items()) or "-"
             command = f"make chaos ARGS=\"-k '{test}'\""

@@ -109,8 +109,8 @@ def test_imports_of_empty_objects(victim: Start, ledger: Ledger) -> None:
     witness, failed = attacked(server, lambda: seen.extend(answers(server, "/import", EMPTY_OBJECTS, many)), 1)
     ledger.note(
         "clients",
-        "Imports of 16 MiB of empty objects",
-        f"{many} at once; an ordinary question, API request and import of 5 MB beside and after",
+        "imports of 16 MiB of empty objects",
+        f"{many} at once; an ordinary question, API request and import of 5 MB during and after the attack",
         failed + sum(status not in (400, 503, 0) for status in seen),  # one that gave way may hear nothing
         witness.figures,
     )
@@ -128,8 +128,8 @@ def test_keys_that_nobody_knows(victim: Start, ledger: Ledger) -> None:
     witness, failed = attacked(server, attack, 3 if LONG else 1)
     ledger.note(
         "clients",
-        "Bodies full of unknown keys",
-        f"imports of 1,400,000, and {many} requests of 95,000 at once; honest requests beside and after",
+        "bodies full of unknown keys",
+        f"imports of 1,400,000, and {many} requests of 95,000 at once; legitimate requests during and after the attack",
         failed + sum(status not in (400, 503) for status in seen),
         witness.figures,
     )
@@ -158,8 +158,8 @@ def test_bodies_that_are_never_finished(victim: Start, ledger: Ledger) -> None:
         client.close()
     ledger.note(
         "clients",
-        "Bodies of 16 MiB that lack their last byte",
-        f"{many} at once; honest requests beside and after",
+        "bodies of 16 MiB whose last byte is never sent",
+        f"{many} at once; legitimate requests during and after the attack",
         failed,
         witness.figures,
     )
@@ -174,8 +174,8 @@ def test_prompts_beyond_any_context(victim: Start, ledger: Ledger) -> None:
     refused = server.client.post("v1/chat/completions", content=body, headers=JSON).json()["error"]["code"]
     ledger.note(
         "clients",
-        "Prompts of 1 MiB, on the real engine",
-        f"{many} at once; honest requests beside and after",
+        "prompts of 1 MiB, with the real engine",
+        f"{many} at once; legitimate requests during and after the attack",
         failed + sum(status not in (400, 429, 503) for status in seen) + (refused != "context_length_exceeded"),
         witness.figures,
     )

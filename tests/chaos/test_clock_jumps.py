@@ -98,8 +98,8 @@ def test_clock_jumps(tmp_path: Path, victim: Callable[..., Victim], ledger: Ledg
         wrong.append("what was deleted is never gone")
     ledger.note(
         "store",
-        "the time of day set while the server runs: something lost or purged early, disorder, a client shut out",
-        f"{len(JUMPS)} jumps of an hour or a year, forward and back, each with an answer under way, a deletion to undo,"
-        f" kept responses at their limit, and an address at its rate limit",
+        "clock set while the server is running: data lost or purged early, wrong order, or a client locked out",
+        f"{len(JUMPS)} jumps of an hour or a year, forward and back, each during an answer, with a deletion to undo,"
+        " stored responses at their limit, and an address at its rate limit",
         len(wrong),
     )

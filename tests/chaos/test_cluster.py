@@ -143,12 +143,12 @@ def test_killed_replicas(cluster: Cluster, ledger: Ledger) -> None:
     assert crowd.resumed and crowd.shown and crowd.ends["done"]
     ledger.note(
         "cluster",
-        "a replica killed every second behind HAProxy: an acknowledged question lost or doubled, a stream that shows"
-        f" something else than what is stored, or resumes after more than {RESUME_SECONDS:g} s, an answer that is not"
-        f" interrupted {INTERRUPTED_SECONDS:g} s after its replica's last heartbeat",
+        "replica killed every second, behind HAProxy: acknowledged question lost or duplicated, stream that differs"
+        f" from the stored text or resumes after more than {RESUME_SECONDS:g} s, answer not interrupted"
+        f" {INTERRUPTED_SECONDS:g} s after its replica's last heartbeat",
         f"{KILLS} kills of 3 replicas, {CHATS * READERS} readers of {CHATS} chats, {len(crowd.asked)} acknowledged"
-        f" questions, {crowd.broken} connections cut, {few} times fewer than two replicas there; a load of {load:.0f}"
-        " before it began, and where other work leaves no core alone, how soon streams resume is told and not judged",
+        f" questions, {crowd.broken} connections cut, fewer than two replicas {few} times; load average {load:.0f}"
+        " before the test (if no core is idle, the time to resume is reported but has no limit)",
         len(wrong) + (judged if LONG else 0),
         {
             "resume p50 s": percentile(crowd.resumed, 0.5),
@@ -180,7 +180,7 @@ def test_rolling_update(cluster: Cluster, ledger: Ledger) -> None:
     assert crowd.shown and crowd.ends["done"]
     ledger.note(
         "cluster",
-        "a rolling update under load: a response of 5xx, a question lost or doubled",
+        "rolling update under load: 5xx response, question lost or duplicated",
         f"{rounds * len(NAMES)} replicas replaced, {CHATS * READERS} readers of {CHATS} chats, {len(crowd.asked)}"
         f" acknowledged questions, {sum(crowd.statuses.values())} responses",
         len(wrong) + faults,
@@ -214,10 +214,10 @@ def test_valkey_away(cluster: Cluster, ledger: Ledger) -> None:
     print(*wrong, dict(crowd.statuses), dict(crowd.ends), sep="\n")
     ledger.note(
         "cluster",
-        "Valkey is gone and comes back empty: a question refused, lost or doubled, an answer that does not end for a"
-        " reader, a response of 5xx",
-        f"away for {AWAY_SECONDS:g} s under {CHATS * READERS} readers of {CHATS} chats; {meanwhile} questions"
-        f" acknowledged meanwhile, {len(crowd.asked)} in all",
+        "Valkey fails and comes back empty: question refused, lost or duplicated, answer that does not end for a"
+        " reader, 5xx response",
+        f"unavailable for {AWAY_SECONDS:g} s with {CHATS * READERS} readers of {CHATS} chats; {meanwhile} questions"
+        f" acknowledged in this time, {len(crowd.asked)} in all",
         len(wrong) + faults + (set(crowd.ends) != {"done"}),
     )
 
@@ -241,8 +241,8 @@ def test_stops_elsewhere(cluster: Cluster, ledger: Ledger) -> None:
     late = sum(milliseconds > STOP_MS for milliseconds in taken) if LONG else 0
     ledger.note(
         "cluster",
-        f"a stop at another replica than the one that computes: not there within {STOP_MS} ms",
-        f"{STOPS} answers stopped, timed from the request to the end that a reader is told",
+        f"stop request at a replica other than the one that computes: not effective within {STOP_MS} ms",
+        f"{STOPS} answers stopped, timed from the request to the end event that a reader receives",
         late,
         {"p50 ms": percentile(taken, 0.5), "p99 ms": percentile(taken, 0.99)},
     )

@@ -28,8 +28,9 @@ def test_a_storm_of_connections(victim: Callable[..., Victim], ledger: Ledger) -
         _wait(lambda: len(witness.page.milliseconds) + witness.page.failed >= visits + 5)
     ledger.note(
         "clients",
-        "connections that say nothing, more than there is room for",
-        f"{crowd.opened} connections, {size} at a time, at most 1,000 new ones a second, of {limit} descriptors",
+        "connections that send nothing, more than the server accepts",
+        f"{crowd.opened} connections, {size} at a time, at most 1,000 new ones a second, with a limit of {limit}"
+        " descriptors",
         witness.page.failed + witness.livez.failed + (server.process.poll() is not None),
         witness.figures | {"dropped": crowd.dropped, "descriptors": witness.descriptors_peak},
     )
@@ -52,7 +53,7 @@ def test_no_descriptor_is_left(victim: Callable[..., Victim], ledger: Ledger) ->
     assert server.log.read_text().count("no connection can be accepted") <= 3
     ledger.note(
         "clients",
-        "no descriptor is left to accept connections with",
+        "no descriptors left to accept connections",
         f"{crowd.opened} connections, {size} at a time, at most 1,000 new ones a second, 20 descriptors left",
         witness.livez.failed + (server.process.poll() is not None),
         witness.figures | {"dropped": crowd.dropped},

@@ -75,7 +75,7 @@ def test_damaged_cache_files(
         shutil.rmtree(folder)
     ledger.note(
         "engine",
-        f"files of the cache damaged: {kind}",
-        f"{harmed} files in {TRIES} restarts; each answer the cold one, {misses} read again what was lost",
+        f"damaged cache files: {kind}",
+        f"{harmed} files in {TRIES} restarts; each answer equals that of a cold cache, {misses} recomputed lost blocks",
         failed,
     )

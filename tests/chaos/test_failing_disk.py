@@ -165,8 +165,9 @@ def test_a_turn_while_the_disk_fails(tmp_path: Path, victim: Callable[..., Victi
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     ledger.note(
         "store",
-        f"{error} in a turn: an acknowledged message lost, an answer in no form, or no way on without a restart",
-        f"{tried} faults: each of {most} calls of a turn, once and from there on; {len(acknowledged)} acknowledged",
+        f"{error} during a turn: acknowledged message lost, invalid response, or no recovery without a restart",
+        f"{tried} faults: each of {most} system calls of a turn, failing once or from then on; {len(acknowledged)}"
+        " acknowledged",
         len(wrong),
     )
 
@@ -179,7 +180,8 @@ def test_a_start_and_an_end_while_the_disk_fails(tmp_path: Path, ledger: Ledger,
     faults, wrong = json.loads(told)
     ledger.note(
         "store",
-        f"{error} at a start, in a turn, or at the end: something acknowledged lost, no way on, another error",
-        f"{faults} faults: each call of it, once and from there on, then opened again with the disk mended",
+        f"{error} at a start, in a turn, or at shutdown: acknowledged data lost, no recovery, or another error",
+        f"{faults} faults: each system call fails once or from then on; then the data is opened again on a"
+        " working disk",
         len(wrong),
     )

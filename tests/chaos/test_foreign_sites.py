@@ -92,8 +92,9 @@ def test_every_cell_of_sites_and_routes_is_as_written(
     failed += contents(server) != before
     ledger.note(
         "clients",
-        "other sites' pages: Host, Origin, Sec-Fetch-Site, method and content type over all routes",
-        f"{len(cells):,} cells without the key, {reads:,} reads with it; nothing stored had changed",
+        "requests from other sites: combinations of Host, Origin, Sec-Fetch-Site, method and content type on all"
+        " routes",
+        f"{len(cells):,} combinations without the key, {reads:,} reads with the key; no stored data changed",
         failed,
     )
 

@@ -91,10 +91,10 @@ def test_a_full_queue(victim: Callable[..., Victim], ledger: Ledger, tmp_path: P
     print(*visitors.failures[:20], sep="")
     ledger.note(
         "clients",
-        "a queue at its limit",
-        f"{CLIENTS} clients for {SECONDS:g} s: {len(accepted):,} turns served in their order,"
-        f" {visitors.did['refused'].total():,} refused with the time to wait; a light user had {served['light']}"
-        f" answers, each other {(served.total() - served['light']) / CLIENTS:.0f}",
+        "full queue",
+        f"{CLIENTS} clients for {SECONDS:g} s: {len(accepted):,} turns served in order,"
+        f" {visitors.did['refused'].total():,} refused with a Retry-After time; a light user got {served['light']}"
+        f" answers, every other user {(served.total() - served['light']) / CLIENTS:.0f}",
         len(visitors.failures) + late + unserved + left,
         witness.figures,
     )
@@ -117,7 +117,7 @@ def test_a_burst_does_not_pass_the_limit(victim: Callable[..., Victim], ledger: 
     accepted = statuses.count(303)
     ledger.note(
         "clients",
-        "questions all at once while nothing waits",
+        "many questions at once with an empty queue",
         f"{len(statuses)} at once: {accepted} accepted, {statuses.count(429)} refused",
         max(0, accepted - LIMIT - 1) + sum(status not in (303, 429) for status in statuses),
     )

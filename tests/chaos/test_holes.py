@@ -107,19 +107,19 @@ def schema_of(pattern: str) -> dict[str, Any]:
 
 
 def system_texts(rival: Rival) -> None:
-    """system texts that lines of changing headers could match in many ways"""
+    """system prompts that patterns for volatile lines could match in many ways"""
     for text in ("a=a" * 40 + "!", "a=a;" * 30_000 + "!", "a=" * 60_000, " ;" * 60_000 + "="):
         rival.json("/v1/messages", chat_of(system="x-anthropic-billing-header:" + text))
 
 
 def patterns(rival: Rival) -> None:
-    """patterns of 24 kB of brackets in schemas"""
+    """schemas with patterns of 24 kB of brackets"""
     for unit in ("[", "(", "(?:", "\\u{", "[^", "a{1,", "|", "\\", "[[:"):
         rival.json("/v1/chat/completions", chat_of(**schema_of(unit * (24_000 // len(unit)))))
 
 
 def grammars(rival: Rival) -> None:
-    """grammars of 40 kB of brackets and quotes"""
+    """grammars with 40 kB of brackets and quotes"""
     for unit in ('"\\', "/\\", "[", "(", "{", '"', "/", "%", "//", "#\n"):
         text = unit * (40_000 // len(unit))
         rival.json("/v1/chat/completions", chat_of(structured_outputs={"grammar": f"start: {text}"}))
@@ -128,14 +128,14 @@ def grammars(rival: Rival) -> None:
 
 
 def tokens(rival: Rival) -> None:
-    """a text of 1 MB cut into tokens with their pieces"""
+    """tokenizing a text of 1 MB, with the text of each token"""
     size = MIB if LONG else MIB // 4
     for text in ("pieces, ", "\u00e9\u0301\u4e2d"):
         rival.json("/tokenize", {"content": text * (size // 9), "with_pieces": True})
 
 
 def choices(rival: Rival) -> None:
-    """16 answers with 20 log probabilities a token"""
+    """16 answers with 20 log probabilities for each token"""
     body: dict[str, Any] = {
         "n": 16,
         "logprobs": True,
@@ -147,13 +147,13 @@ def choices(rival: Rival) -> None:
 
 
 def previews(rival: Rival) -> None:
-    """previews of open elements: 7 of 110 kB and one of 230 kB at once"""
+    """previews of unclosed elements: 7 of 110 kB and one of 230 kB at once"""
     sizes = [110_000] * 7 + [230_000] if LONG else [60_000] * 3
     rival.at_once(len(sizes), lambda at: rival.form("/preview", text="<b id=x>" * (sizes[at] // 8)))
 
 
 def a_large_chat(rival: Rival) -> None:
-    """views, estimates, exports and searches of a chat of 13 MiB"""
+    """page views, estimates, exports and searches of a chat of 13 MiB"""
     turns = 12_400 if LONG else 100
     messages = []
     for number in range(turns):
@@ -170,7 +170,7 @@ def a_large_chat(rival: Rival) -> None:
 
 
 def many_chats(rival: Rival) -> None:
-    """pages, archive and 60 searches of 10,000 chats"""
+    """pages, archive and 60 searches with 10,000 chats"""
     most, of_one = (10_000, 2_000) if LONG else (200, 200)
     if b"chat 7 " not in rival.get("/search?q=chat")[1]:
         asked = {"id": "q", "parent_id": None, "chosen_child": "a", "role": "user", "content": "a question"}
@@ -193,7 +193,7 @@ def long_requests(rival: Rival) -> None:
 
 
 def callbacks(rival: Rival) -> None:
-    """returns from a provider that nobody was sent to"""
+    """forged returns from a sign-in provider"""
     stranger = Rival(rival.server, {})
     stranger.statuses = rival.statuses
     many = 250 if LONG else 10
@@ -213,14 +213,14 @@ def guessed_keys(rival: Rival) -> None:
 
 
 def sign_ins(rival: Rival) -> None:
-    """sign-ins of one key again and again"""
+    """repeated sign-ins with one key"""
     key = rival._headers["Authorization"].removeprefix("Bearer ")
     many = 500 if LONG else 10
     rival.at_once(4, lambda _: [rival.form("/login", api_key=key) for _ in range(many)])
 
 
 def broken_chunks(rival: Rival) -> None:
-    """bodies whose chunks are broken"""
+    """bodies with broken chunks"""
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
     head += f"Authorization: {rival._headers['Authorization']}\r\n\r\n"
     for chunk in (b"zz\r\n{}\r\n", b"-1\r\n", b"5\r\nabcdefgh\r\n", b"ffffffffffffffffff\r\n", b"\x00" * 64):
@@ -280,7 +280,7 @@ def attacked(rival: Rival, attack: Callable[[Rival], None]) -> tuple[dict[str, f
                 attacking.result()
         statuses = list(rival.statuses)
         failed = sum(status == LOST or (status >= 500 and status != 503) for status in statuses)
-        tried = f"{rounds} times, with {asked} questions of another person beside it"
+        tried = f"{rounds} times, with {asked} questions of another user at the same time"
         figures = witness.figures
         if LONG:
             assert not attacking.done(), attacking.exception()
@@ -361,7 +361,7 @@ def test_frames_that_a_plugin_forges(
     called: list[str] = []
     figures, tried, failed = attacked(rival, attack)
     failed += len(set(packets) - set(called))
-    ledger.note("holes", f"frames that a plugin forges: {', '.join(PACKETS)}", tried, failed, figures)
+    ledger.note("holes", f"frames forged by a plugin: {', '.join(PACKETS)}", tried, failed, figures)
 
 
 def test_an_engine_whose_body_has_no_end(started: Callable[..., Rival], ledger: Ledger) -> None:
@@ -378,7 +378,7 @@ def test_an_engine_whose_body_has_no_end(started: Callable[..., Rival], ledger: 
     finally:
         engine.close()
     figures |= {"sent MB": engine.sent / 1e6}
-    ledger.note("holes", "calls that an engine answers without end", tried, failed, figures)
+    ledger.note("holes", "endless responses of an engine", tried, failed, figures)
 
 
 @pytest.mark.long("chaos")
@@ -399,5 +399,7 @@ def test_imports_beyond_the_address_space(started: Callable[..., Rival], ledger:
         rival.at_once(6, lambda _: rival.ask("POST", "/import", body, JSON))
 
     figures, tried, failed = attacked(rival, attack)
-    fault = f"six imports of {len(body) / 1e6:.0f} MB at once in an address space of 300 MB more than the server has"
+    fault = (
+        f"six imports of {len(body) / 1e6:.0f} MB at once with an address space limit of 300 MB above the server's use"
+    )
     ledger.note("holes", fault, tried, failed, figures)

@@ -99,7 +99,7 @@ def test_hostile_mcp_servers(victim: Callable[..., Victim], ledger: Ledger, tmp_
     ledger.note(
         "clients",
         f"hostile MCP servers: {', '.join(GROUPS[group])}",
-        f"{len(cases)} at once, {len(poked)} of them called again and again for {SECONDS:g} s",
+        f"{len(cases)} at once, {len(poked)} of them called repeatedly for {SECONDS:g} s",
         failed,
         witness.figures | {"exit s": exit_seconds},
     )

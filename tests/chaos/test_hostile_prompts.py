@@ -67,6 +67,6 @@ def test_no_text_becomes_a_control_token(ledger: Ledger, model: str, template: s
     ledger.note(
         "clients",
         f"control tokens in messages, results, names and files ({model} tokenizer, {template} template)",
-        f"{CHATS:,} chats; special tokens those of the scaffold, no character changed",
+        f"{CHATS:,} chats; the only special tokens are those of the template, no character changed",
         failed,
     )

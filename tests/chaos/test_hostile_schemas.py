@@ -53,7 +53,7 @@ def test_hostile_schemas(ledger: Ledger, victim: Callable[..., Victim]) -> None:
     failed += witness.page.failed + witness.livez.failed + (attacked.process.poll() is not None)
     ledger.note(
         "clients",
-        f"schemas of up to 1 MB, and grammars of a quarter, that are made to cost: {', '.join(HOSTILE)}",
+        f"expensive schemas of up to 1 MB, and grammars of up to 0.25 MB: {', '.join(HOSTILE)}",
         f"{len(statuses)} of them, {AT_ONCE} at once; {statuses.count(400)} refused",
         failed,
         witness.figures,

@@ -227,9 +227,9 @@ def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path, ledger: Ledger) -
     assert kills >= ANSWERS * min(KILLS, 3) / 2
     ledger.note(
         "store",
-        "An answer whose server is killed",
-        f"kill -9 at {kills} places of {ANSWERS} answers, in thoughts, tool calls, their arguments, tools and text: in"
-        " the end each is what a server writes that is not disturbed",
+        "server killed while it generates an answer",
+        f"kill -9 at {kills} places in {ANSWERS} answers (reasoning, tool calls, arguments, tools, text): in the end,"
+        " each answer equals that of an undisturbed server",
         len(differing),
         {"extra s per kill": statistics.median(each.extra_s for each in told)},
     )
@@ -278,8 +278,8 @@ def test_an_answer_moves_between_replicas_before_its_readers(
             each.end()
     ledger.note(
         "cluster",
-        "An answer whose replica is killed",
-        f"kill -9 of the one of three replicas that writes, in {answers} answers: another one writes on, a reader of a"
-        " third misses and repeats nothing, and the text is the undisturbed one",
+        "replica killed while it generates an answer",
+        f"kill -9 of the generating replica, one of three, in {answers} answers: another one continues, a reader at the"
+        " third misses nothing and sees nothing twice, and the text equals the undisturbed one",
         len(differing),
     )

@@ -218,7 +218,7 @@ def test_kills_lose_no_document(tmp_path: Path, victim: Callable[..., Victim], l
     print(known.killed_at, len(known.files), len(known.questions), len(known.answers), len(known.deleted))
     ledger.note(
         "store",
-        "kill -9: a document lost, half there or back after its deletion; a question or an answer lost",
+        "kill -9: document lost, incomplete or back after its deletion; question or answer lost",
         f"{KILLS} kills ({', '.join(f'{each} {count}' for each, count in sorted(known.killed_at.items()))}),"
         f" {len(known.files)} documents, {len(known.questions)} questions, {len(known.answers)} answers",
         len(wrong),

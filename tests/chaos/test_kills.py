@@ -210,8 +210,8 @@ def test_kills_lose_nothing_that_was_acknowledged(
     print(*wrong, sep="\n")
     ledger.note(
         "store",
-        "kill -9: an acknowledged write lost or doubled, half a turn, a repeated form that makes a second turn",
-        f"{KILLS} kills under load of {PEOPLE} people and {PROGRAMS} programs, {known.writes} acknowledged writes"
-        f" ({len(known.asked)} questions, {len(known.responses)} responses), forms sent again after each",
+        "kill -9: acknowledged write lost or duplicated, incomplete turn, second turn after a form is sent again",
+        f"{KILLS} kills under load of {PEOPLE} users and {PROGRAMS} programs, {known.writes} acknowledged writes"
+        f" ({len(known.asked)} questions, {len(known.responses)} responses), forms sent again after each kill",
         len(wrong),
     )

@@ -40,7 +40,7 @@ DAMAGE: dict[str, Damaging] = {
     "database deleted": lambda data: (data / "notso.db").unlink(),
     "database cut to nothing": lambda data: os.truncate(data / "notso.db", 0),
     "database zeroed": lambda data: zero(data / "notso.db", 0, (data / "notso.db").stat().st_size),
-    "all but the number deleted": lambda data: [
+    "all files but the commit counter deleted": lambda data: [
         path.unlink() for path in data.glob("notso.db*") if path.suffix != ".db-commits"
     ],
 }
@@ -87,9 +87,9 @@ def test_a_lost_log_or_database_is_told(killed: Path, tmp_path: Path, ledger: Le
     shutil.copytree(killed, whole)
     if outcome(whole) != ("well", TURNS):
         failed.append(("nothing", 0))
-    tried = f"{len(DAMAGE)} kinds of loss after a kill, {TURNS} turns acknowledged: {', '.join(DAMAGE)}"
+    tried = f"{len(DAMAGE)} kinds of damage after a kill, {TURNS} turns acknowledged: {', '.join(DAMAGE)}"
     ledger.note(
-        "store", "log or database lost after an unclean end, and started as if nothing were", tried, len(failed)
+        "store", "log or database lost after an unclean shutdown, and not noticed at the next start", tried, len(failed)
     )
 
 
@@ -113,5 +113,5 @@ def test_a_smashed_log_never_passes_for_a_shorter_one(killed: Path, tmp_path: Pa
         how, answers = outcome(data)
         if how == "well" and answers < TURNS:
             failed.append((number, at, answers))
-    tried = f"{SMASHED} logs with a bit flipped, 512 bytes random, or cut, anywhere"
-    ledger.note("store", "acknowledged answers missing and nothing said", tried, len(failed))
+    tried = f"{SMASHED} logs with a flipped bit, 512 random bytes, or truncated, at random places"
+    ledger.note("store", "acknowledged answers missing without notice", tried, len(failed))

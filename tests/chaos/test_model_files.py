@@ -237,8 +237,8 @@ def test_mutated_model_files(sound: Any, tmp_path: Path, own_home: Path, ledger:
     assert not LONG or slowest < MAX_CPU_SECONDS
     ledger.note(
         "files",
-        "a model file with metadata or tensors changed hangs, crashes, or is refused without a line that says why",
-        f"{FILES:,} files, through verify and an engine",
+        "model file with modified metadata or tensors hangs, crashes, or is refused without a reason",
+        f"{FILES:,} files, with `notso verify` and an engine",
         len(failed),
         {"ran": ran, "slowest CPU ms": 1000 * slowest, "memory rise MB": (_peak_bytes() - before) / 1e6},
     )
@@ -264,7 +264,7 @@ def test_doubled_texts_cost_linear_time(ledger: Ledger) -> None:
         Vocabulary(tokens, [1] * len(tokens))
     ledger.note(
         "files",
-        "a vocabulary whose last texts are doubled is compared text by text",
+        "vocabulary with duplicates at its end is compared text by text",
         f"{count:,} texts",
         int(looked_at > 2 * count),
         {"comparisons per text": looked_at / count, "CPU ms": 1000 * (time.process_time() - started)},

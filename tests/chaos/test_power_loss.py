@@ -183,8 +183,8 @@ def test_power_loss_loses_nothing_that_was_acknowledged(tmp_path: Path, ledger: 
     print(*wrong, sep="\n")
     ledger.note(
         "store",
-        "power lost: an acknowledged answer missing, half a turn, a file that fails its check, a false alarm",
-        f"{tried} disks after {points} of the calls of {TURNS} turns, two starts and ends, {syncs} of them syncs;"
-        f" what was not synced dropped, kept, or kept in part, by sectors of 512 or 4,096 bytes in any order",
+        "power failure: acknowledged answer missing, incomplete turn, file that fails its check, false alarm",
+        f"{tried} disk states after {points} of the system calls ({syncs} of them syncs) of {TURNS} turns, two starts"
+        " and two stops; unsynced data dropped, kept, or partly kept, in sectors of 512 or 4,096 bytes in any order",
         len(wrong),
     )

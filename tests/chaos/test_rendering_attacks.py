@@ -63,8 +63,11 @@ def test_a_chat_that_is_slow_to_lay_out(victim: Callable[..., Victim], ledger: L
         at_once([lambda: [pages.append(server.client.get(chat).text) for _ in range(views)]] * READERS)
     looks = {text.count("<em>") for text in (page, *pages)}
     figures = witness.figures | {"shown plain": page.count(words["unformatted"])}
-    tried = f"a chat of {answers} answers of 256 KiB, asked for by {READERS} at once, {views} times each when laid out"
-    ledger.note("clients", "answers that are slow to read as Markdown", tried, len(looks) - 1, figures)
+    tried = (
+        f"a chat of {answers} answers of 256 KiB, requested by {READERS} clients at once, {views} times each"
+        " after it was rendered"
+    )
+    ledger.note("clients", "answers that are slow to render as Markdown", tried, len(looks) - 1, figures)
 
 
 @pytest.mark.long("chaos")
@@ -75,5 +78,5 @@ def test_slow_answers_in_many_chats(victim: Callable[..., Victim], ledger: Ledge
     with Witness(server) as witness:
         paths = [server.ask(str(number % len(SHAPES))) for number in range(chats)]
         at_once([lambda path=path: server.wait_for(ANSWERED, path, 400) for path in paths])  # type: ignore[misc]
-    tried = f"{chats} chats whose answers come at once, each read until it is done"
-    ledger.note("clients", "answers that are slow to read as Markdown, in many chats", tried, 0, witness.figures)
+    tried = f"{chats} chats with simultaneous answers, each polled until it was complete"
+    ledger.note("clients", "answers that are slow to render as Markdown, in many chats", tried, 0, witness.figures)

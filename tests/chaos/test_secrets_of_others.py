@@ -60,8 +60,8 @@ def test_no_secret_crosses_over(ledger: Ledger) -> None:
         failed += stats.running + stats.waiting
     ledger.note(
         "engine",
-        "secrets in many chats at once, with answers stopped all the time",
-        f"{answers} answers of {CHATS} chats, {cancelled} of them stopped: each is what the chat gets alone, as far as"
-        " it goes",
+        "secrets in many concurrent chats, with many answers stopped",
+        f"{answers} answers of {CHATS} chats, {cancelled} of them stopped: each equals the answer of the chat alone,"
+        " up to where it was stopped",
         failed,
     )

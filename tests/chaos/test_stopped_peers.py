@@ -124,8 +124,8 @@ def test_stopped_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: 
     failed += LONG and (slowest > PAGE_SECONDS or seconds > EXIT_SECONDS)
     ledger.note(
         "holes",
-        f"SIGSTOP on {peer.replace('_', ' ')}: a page that hangs or fails, a server that does not end",
-        f"{len(statuses)} pages, a question, and SIGTERM {DRAIN_SECONDS:g} s before answers are broken off",
+        f"SIGSTOP on {peer.replace('_', ' ')}: page that hangs or fails, server that does not exit",
+        f"{len(statuses)} pages, a question, and SIGTERM {DRAIN_SECONDS:g} s before running answers are aborted",
         failed,
         {"slowest page s": slowest, "exit s": seconds},
     )

@@ -77,8 +77,8 @@ def test_stopping_under_load(victim: Callable[..., Victim], ledger: Ledger) -> N
     failed += LONG and longest > EXIT_SECONDS
     ledger.note(
         "store",
-        "SIGTERM under load, every other time a second one",
-        f"{REPEATS} times while questions come in: {len(acknowledged):,} acknowledged, {len(lost)} lost",
+        "SIGTERM under load, every other time followed by a second one",
+        f"{REPEATS} times while questions arrive: {len(acknowledged):,} acknowledged, {len(lost)} lost",
         failed + len(lost),
         {"exit max s": longest},
     )

@@ -70,8 +70,8 @@ def test_traps_disturb_nobody(tmp_path: Path, victim: Callable[..., Victim], led
     print(json.dumps(ends, indent=1), witness.figures, *wrong, sep="\n")
     ledger.note(
         "files",
-        "A document made to exhaust, mislead or break: it ends otherwise than in its sentence, or costs others",
-        f"{len(TRAPS) + len(BOMBS)} traps and {len(hostile_texts())} hostile texts uploaded at once, and searched",
+        "malicious document: fails with anything but its error message, or affects other users",
+        f"{len(TRAPS) + len(BOMBS)} traps and {len(hostile_texts())} malicious texts uploaded at once, and searched",
         len(wrong),
         witness.figures,
     )

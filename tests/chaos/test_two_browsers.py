@@ -135,10 +135,11 @@ def test_two_browsers_with_one_key(victim: Callable[..., Victim], ledger: Ledger
     differing = [path for path in (*chats, "/chats") if browsers[0].page(path) != browsers[1].page(path)]
     ledger.note(
         "clients",
-        "two browsers with one key ask, stop, edit, regenerate, delete, undo, set, import on the same chats",
-        f"{sum(browser.done for browser in browsers):,} acts on {CHATS} chats,"
+        "two browsers with the same key ask, stop, edit, regenerate, delete, undo, change settings and"
+        " import in the same chats",
+        f"{sum(browser.done for browser in browsers):,} actions in {CHATS} chats,"
         f" {sum(len(browser.kept) for browser in browsers):,} questions acknowledged: {len(lost)} lost,"
-        f" {len(differing)} pages that differ, {failed} faults",
+        f" {len(differing)} pages that differ, {failed} errors",
         failed + len(lost) + len(differing),
     )
 

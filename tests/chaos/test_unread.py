@@ -98,8 +98,8 @@ def test_sockets_that_pipeline_and_read_nothing(victim: Callable[..., Victim], l
             left = _left(server, before)
     ledger.note(
         "clients",
-        "sockets with small windows pipeline requests and read nothing",
-        f"{crowd.opened} connections, {size} at a time, 512 descriptors at first",
+        "sockets with small windows that pipeline requests and read nothing",
+        f"{crowd.opened} connections, {size} at a time, initially with 512 descriptors",
         left + witness.page.failed + witness.livez.failed,
         witness.figures | {"dropped": crowd.dropped, "descriptors": witness.descriptors_peak},
     )
@@ -128,8 +128,8 @@ def test_exports_that_nobody_reads(victim: Callable[..., Victim], ledger: Ledger
         assert len(server.client.get("/export").json()["chats"]) == 2, "who reads gets all of it"
     ledger.note(
         "clients",
-        f"exports of {megabytes:g} MB that nobody reads",
-        f"{crowd.opened} asked for, {size} at a time",
+        f"exports of {megabytes:g} MB that are never read",
+        f"{crowd.opened} requested, {size} at a time",
         left + witness.page.failed + witness.livez.failed,
         witness.figures | {"dropped": crowd.dropped},
     )

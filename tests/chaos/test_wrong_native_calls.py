@@ -26,9 +26,9 @@ def test_wrong_native_calls(ledger: Ledger, kernels_as_they_were: None) -> None:
                 failed += 1
     ledger.note(
         "engine",
-        "native operations called wrongly: type, shape, order, place, range, size",
+        "native operations with wrong arguments: type, shape, order, location, range, size",
         f"{each * len(fuzz.OPERATIONS):,} calls of {len(fuzz.OPERATIONS)} operations, three in five wrong; none wrote"
-        " elsewhere, what was refused wrote nothing, what was right gave numpy's answer",
+        " outside its output, refused calls wrote nothing, valid calls gave numpy's results",
         failed,
     )
 

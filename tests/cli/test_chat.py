@@ -86,7 +86,7 @@ def test_thinking_gets_a_budget(engine: Any, notso: Run) -> None:
 
     assert "Thinking is on, at most 256 tokens." in result.err
     assert engine.thinking == [True]
-    assert result.err.count("takes on, off, a number of tokens") == 3
+    assert result.err.count("takes on, off, hide, show or a number of tokens") == 3
 
 
 def test_thinking_can_be_hidden(engine: Any, notso: Run) -> None:
@@ -187,7 +187,7 @@ def test_continue_extends_the_last_answer(engine: Any, notso: Run, tmp_path: Pat
 def test_a_cut_answer_is_continued(engine: Any, notso: Run) -> None:
     engine.script = [Event("text", text="half"), Event("end", finish_reason="length")]
 
-    assert "maximum length; /continue continues it." in notso("chat", "--max-tokens", "1", stdin="x\n").err
+    assert "maximum length; /continue resumes it." in notso("chat", "--max-tokens", "1", stdin="x\n").err
     assert "maximum length; /clear frees the context." in notso("chat", stdin="x\n").err
 
 
@@ -205,7 +205,7 @@ def test_a_chat_is_saved_and_loaded(engine: Any, notso: Run, tmp_path: Path) -> 
     turns = [("user", "x"), ("assistant", "Grün."), ("user", "y"), ("assistant", "Grün.")]
     assert said(engine) == [("system", "Be brief."), *turns, ("user", "z")]
     assert engine.asked[-1][2].reasoning_content == "Hm."
-    assert f"Not written: {saved} exists already" in second.err
+    assert f"Not written: {saved} already exists" in second.err
 
 
 def test_the_page_imports_what_was_saved(engine: Any, notso: Run, tmp_path: Path) -> None:
@@ -264,8 +264,8 @@ def test_an_export_is_markdown_or_messages_and_overwrites_nothing(engine: Any, n
 
     assert markdown.read_text() == "## You\n\nx\n\n## Assistant\n\nYes.\n"
     assert [each["role"] for each in json.loads(listed.read_text())["messages"]] == ["user", "assistant"]
-    assert "/export takes the name of a file" in result.err
-    assert f"Not written: {markdown} exists already" in result.err
+    assert "/export requires the name of a file" in result.err
+    assert f"Not written: {markdown} already exists" in result.err
 
 
 def test_the_model_is_switched_and_the_conversation_kept(engine: Any, notso: Run, small_model: Path) -> None:
@@ -331,4 +331,4 @@ def test_an_adapter_stays_where_another_model_does_not_load_and_goes_with_its_mo
 
     assert opened == [["tone=a.gguf"], [], ["tone=a.gguf"], []]
     assert [each.adapter for each in engine.options] == ["tone", None]
-    assert "adapter tone belongs to the other model" in result.err + result.out
+    assert "adapter tone belongs to the previous model" in result.err + result.out

@@ -43,7 +43,7 @@ def test_an_option_beats_the_environment_the_file_and_the_default(
 def test_every_verb_reads_its_own_table(notso: Run, config: Path) -> None:
     config.write_text("[run]\nmax-tokens = 1\ntemperature = 0.0\nstats = true\n[serve]\nport = 1\n")
     result = notso("run", "--no-think", "Hello")
-    assert result.code == 8 and "The answer was cut" in result.err and "fingerprint" in result.err
+    assert result.code == 8 and "The answer was cut off" in result.err and "fingerprint" in result.err
 
 
 @pytest.mark.parametrize(

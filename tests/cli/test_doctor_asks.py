@@ -79,7 +79,7 @@ def test_a_report_compares_the_kernel_families(notso: Run, monkeypatch: pytest.M
     block = notso("doctor", "--report").out
     rows = [line.split() for line in block.splitlines() if line.split()[:1] and line.split()[0] in families]
     assert [row[0] for row in rows] == families and len({row[1] for row in rows}) == 1
-    assert block.startswith("```\n") and block.rstrip().endswith("the families agree\n```")
+    assert block.startswith("```\n") and block.rstrip().endswith("all families agree\n```")
     assert str(Path.home()) not in block and "ok    python:" in block
     assert kernel_choice.kernels() == before
 

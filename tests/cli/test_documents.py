@@ -54,7 +54,10 @@ def test_a_library_is_chosen_by_name(documents: Run, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     assert documents("add", str(tmp_path / "a.txt")).code == exit_codes.DONE
     unknown = documents("list", "--library", "Birds")
-    assert unknown.code != exit_codes.DONE and "there is no library called Birds; there are: Documents" in unknown.err
+    assert (
+        unknown.code != exit_codes.DONE
+        and "there is no library called Birds; existing libraries: Documents" in unknown.err
+    )
     assert documents("add", str(tmp_path / "b.txt"), "--library", "Birds").code == exit_codes.DONE
     assert "b.txt" not in documents("list").out and "a.txt" not in documents("list", "--library", "Birds").out
     assert documents("search", "storks").out == "Nothing in 1 document mentions these words.\n"

@@ -75,7 +75,7 @@ def test_fetch_downloads_it_once(
 ) -> None:
     ask = ("-t", "0", "-n", "3", "--no-think", "hello")
     refused = notso("run", "--model", name, *ask)
-    assert refused.code == 3 and f"{name} is not installed; `--fetch` downloads it first" in refused.err
+    assert refused.code == 3 and f"{name} is not installed; use `--fetch` to download it" in refused.err
     assert not fake_hub.requests
     first = notso("run", "--model", name, "--fetch", *ask)
     assert first.code == 8 and first.out, first.err
@@ -110,4 +110,4 @@ def test_paths_are_not_downloaded(fake_hub: Any, notso: Run) -> None:
 
 def test_a_context_beyond_the_maximum_is_reduced(notso: Run) -> None:
     result = notso("run", "--context", "1000000", "-n", "3", "--no-think", "hello")
-    assert result.code == 8 and "The context is 8,192 tokens, the maximum of this model." in result.err
+    assert result.code == 8 and "The context length is 8,192 tokens, the maximum of this model." in result.err

@@ -228,8 +228,8 @@ def test_where_the_question_comes_from(
         (["-"], b"  \n", "the prompt is empty"),
         ([""], b"", "the prompt is empty"),
         (["-"], b"abc\xff", "not UTF-8 text (byte 3)"),
-        (["\udcff"], b"", "not valid Unicode"),
-        (["x", "--system", "\udcff"], b"", "not valid Unicode"),
+        (["\udcff"], b"", "not valid UTF-8 text"),
+        (["x", "--system", "\udcff"], b"", "not valid UTF-8 text"),
     ],
 )
 def test_what_is_no_question_is_wrong_usage(
@@ -294,7 +294,7 @@ def test_a_cut_answer_is_told_on_stderr_only(engine: Any, notso: Run) -> None:
     engine.script = [Event("text", text="half"), Event("end", finish_reason="length")]
     result = notso("run", "x")
     assert (result.code, result.out) == (8, "half\n")
-    assert "cut short" in result.err
+    assert "cut off at the token limit" in result.err
 
     engine.script = [Event("reasoning", text="hm"), Event("end", finish_reason="length")]
     assert "during thinking" in notso("run", "x").err
@@ -304,7 +304,7 @@ def test_a_cut_answer_is_told_on_stderr_only(engine: Any, notso: Run) -> None:
     assert json.loads(as_json.out)["finish_reason"] == "length"
 
     engine.script = [Event("text", text=" "), Event("end", finish_reason="length")]
-    assert "cut short" in notso("run", "x", "--no-think").err
+    assert "cut off at the token limit" in notso("run", "x", "--no-think").err
 
 
 def test_the_demo_says_that_it_is_the_demo(engine: Any, notso: Run) -> None:

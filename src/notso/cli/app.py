@@ -1,4 +1,4 @@
-"""The `notso` command: its subcommands, and the handling of every error they raise."""
+"""The `notso` command: subcommands and error handling."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def version_line() -> str:
         from notso.qtensor import kernel_choice
 
         kernels = str(kernel_choice.kernels())
-    except Exception as error:  # a broken build must not stop --version from saying the rest
+    except Exception as error:  # --version must work with a broken build
         kernels = f"unavailable: {type(error).__name__}"
     return f"notso {release} (kernels {kernels}; reads GGUF 2 and 3; Python {sys.version.split()[0]})"
 
@@ -113,7 +113,7 @@ app.command("quantise", hidden=True)(quantize.quantize)  # the name of earlier r
 
 
 def _drop_service_links() -> None:
-    # Kubernetes sets NAME_PORT to tcp://ADDRESS:PORT for each Service, also for one called `notso` or `notso-ollama`.
+    # Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT for each Service, including ones called `notso` or `notso-ollama`.
     for name, value in os.environ.copy().items():
         is_ours = name.startswith("NOTSO_") and name.endswith("PORT")
         if is_ours and value.startswith(("tcp://", "udp://", "sctp://")):
@@ -133,23 +133,23 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         outcome = group.main(
             args=given,
             prog_name="notso",
-            # Errors are raised, so that they end as one line on stderr with our exit codes.
+            # Let errors propagate to the handler below, which prints one line and returns our exit code.
             standalone_mode=False,
             default_map=config_file.read_config(group),
         )
         code = outcome if isinstance(outcome, int) else exit_codes.DONE
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else exit_codes.FAILED
-        if isinstance(stop.__context__, BrokenPipeError):  # typer exits like this when the reader of a pipe has gone
+        if isinstance(stop.__context__, BrokenPipeError):  # typer's exit when the reader of a pipe has closed it
             terminal.abandon_stdout()
             code = exit_codes.OUTPUT_CLOSED
     except BaseException as error:
-        code = _tell(error, command)
+        code = _report_error(error, command)
     return _flush(code)
 
 
 def _with_verb(group: Any, given: Sequence[str]) -> Sequence[str]:
-    """Put `serve` first, if the line is empty or begins with an option that only `serve` has."""
+    # Insert `serve` if the line is empty or begins with an option of `serve`.
     if not given:
         return ["serve"]
     first = given[0]
@@ -159,12 +159,12 @@ def _with_verb(group: Any, given: Sequence[str]) -> Sequence[str]:
     name = first.partition("=")[0] if first.startswith("--") else first[:2]
     if not name.startswith("-") or name in own:
         return given
-    # Of the misspelled ones too: `serve` knows what was meant.
+    # Misspelled options of `serve` count as well, because its error message suggests the correct one.
     return ["serve", *given] if name in options or difflib.get_close_matches(name, options, cutoff=0.8) else given
 
 
 def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
-    """Return what the advice of an error may name."""
+    """Return the command and its options, for the advice in error messages."""
     verb = given[0] if given else "serve"
     if verb not in group.commands:
         return exit_codes.ANY_COMMAND
@@ -172,7 +172,7 @@ def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
     return exit_codes.Command(verb, frozenset(map(str, options)))
 
 
-def _tell(error: BaseException, command: exit_codes.Command) -> int:
+def _report_error(error: BaseException, command: exit_codes.Command) -> int:
     if isinstance(error, typer.TyperException):
         code, line = error.exit_code, _usage_line(error)
     elif isinstance(error, typer.Abort | KeyboardInterrupt):
@@ -189,7 +189,7 @@ def _tell(error: BaseException, command: exit_codes.Command) -> int:
 def _usage_line(error: typer.TyperException) -> str:
     message = error.format_message().replace(": Value error, ", ": ")  # added by pydantic
     context = getattr(error, "ctx", None)
-    # Set by click for unknown options and commands.
+    # Suggestions of click for unknown options and commands.
     nearest: Sequence[str] = getattr(error, "possibilities", None) or ()
     if nearest:
         message = f"{error.message.rstrip('.')}. Did you mean {nearest[0]}?"

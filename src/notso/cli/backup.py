@@ -24,7 +24,7 @@ def backup(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="Output file; must not exist. Default: notso-backup-DATE.db in the current folder.",
+            help="Output file; must not exist yet. Default: notso-backup-DATE.db in the current folder.",
             show_default=False,
         ),
     ] = None,
@@ -47,7 +47,7 @@ def backup(
 
 
 def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_file: Path | None) -> None:
-    """Copy all conversations to a new file, from `server` or the data directory."""
+    """Copy all conversations from `server` or the data directory to a new file."""
     from notso.web.store.sqlite.store import back_up
     from notso.web.values.settings import default_data_dir
 
@@ -67,7 +67,7 @@ def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_
 
 @contextlib.contextmanager
 def _new(target: Path) -> Iterator[None]:
-    # Readable by the owner only, and never over an existing file.
+    # Readable by the owner only; never overwrites an existing file.
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         yield
@@ -84,7 +84,7 @@ def _fetch(server: str, key: str, target: Path) -> None:
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if not server.startswith(("http://", "https://")):
-        raise WebError(f"{server} is not a URL: it must begin with http:// or https://")
+        raise WebError(f"{server} is not a valid URL: it must begin with http:// or https://")
     try:
         request = Request(server.rstrip("/") + "/backup", headers=headers)
         with urlopen(request, timeout=600) as answer, target.open("wb") as out:
@@ -92,7 +92,7 @@ def _fetch(server: str, key: str, target: Path) -> None:
     except URLError as error:
         raise WebError(f"{server} returned no backup: {error}") from error
     with target.open("rb") as copy:
-        # A server may also answer with its sign-in page.
+        # Without a valid key, a server may return its sign-in page.
         if copy.read(16) != b"SQLite format 3\0":
             raise WebError(
                 f"{server} returned something other than a backup; it may require an API key (--api-key-file)"

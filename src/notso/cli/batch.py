@@ -25,11 +25,12 @@ def batch(
     requests: Annotated[
         Path,
         typer.Argument(
-            metavar="IN", exists=True, dir_okay=False, help="Input file: requests, one JSON object per line."
+            metavar="IN", exists=True, dir_okay=False, help="Input file of requests, one JSON object per line."
         ),
     ],
     answers: Annotated[
-        Path, typer.Argument(metavar="OUT", dir_okay=False, help="Output file; answers are written as they finish.")
+        Path,
+        typer.Argument(metavar="OUT", dir_okay=False, help="Output file; answers are written as they are completed."),
     ],
     model: options.Model = None,
     fetch: options.Fetch = False,
@@ -60,13 +61,14 @@ def batch(
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
-    Each line has `custom_id`, `method` (POST), `url` (/v1/chat/completions) and `body`. Its answer has `custom_id` and
-    `response`, with the `status_code` and `body` that the HTTP API would return. A request that fails gets an error
-    there, and the others continue. `model` in a body can be any name: the loaded model answers.
+    Each line of IN has `custom_id`, `method` (POST), `url` (/v1/chat/completions) and `body`. Its line in OUT has
+    `custom_id` and `response`, with the `status_code` and `body` that the HTTP API would return. If a request fails,
+    its line contains an error, and the other requests continue. The loaded model answers all requests, whatever
+    `model` they name.
 
-    After Ctrl-C or a crash, run the same command again to continue: finished answers are neither lost nor repeated,
-    with or without --ray. A line that has changed counts as a new request and needs another OUT. The exit code is 0
-    when every line has an answer, and 9 when at least one has an error.
+    After Ctrl-C or a crash, run the same command again to continue: completed answers are neither lost nor repeated,
+    with or without --ray. If a line of IN has been changed, use a new OUT. The exit code is 9 if all requests are
+    answered but at least one failed.
     """
     if not requests.is_file():
         raise typer.BadParameter("IN must be a regular file, not a pipe, because it is read twice", param_hint="IN")
@@ -82,19 +84,19 @@ def batch(
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if ray:
                 chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
-                told: BatchRun | Tally = answer_elsewhere(source, sink, interruption, report, chosen, count)
+                tally: BatchRun | Tally = answer_elsewhere(source, sink, interruption, report, chosen, count)
             else:
-                # Not before the input is read: loading takes seconds, and a finished batch needs no engine.
+                # Loaded only after the input is read: loading takes seconds, and a completed batch needs no engine.
                 engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
                 try:
                     notice = engines.demo_notice(engine.info)
                     if notice and not as_json:
                         terminal.note(notice)
-                    told = run = BatchRun(engine, source, sink, interruption, report)
+                    tally = run = BatchRun(engine, source, sink, interruption, report)
                     run.answer_all()
                 finally:
                     engine.close()
-        _report(source, there, told.answered, told.failed, as_json)
+        _report(source, there, tally.answered, tally.failed, as_json)
     if interruption.requested():
         terminal.note("Stopped. Run the same command again to continue.")
         raise typer.Exit(exit_codes.INTERRUPTED)
@@ -102,7 +104,7 @@ def batch(
 
 
 def _end(sink: BatchOutput) -> None:
-    # Errors of earlier runs count, so that a repeated command does not turn a failure into success.
+    # Errors of earlier runs count as well: repeating the command must not turn a failure into success.
     if sink.failed:
         raise typer.Exit(exit_codes.REQUESTS_FAILED)
 
@@ -120,7 +122,7 @@ def _report(source: BatchInput, there: int, answered: int, failed: int, as_json:
     terminal.note(f"{len(source.ids)} requests: {', '.join(parts) or 'none'}.")
 
 
-SHARE = 32  # lines per task: twice an engine's concurrency, and the most work that a lost machine can cost
+SHARE = 32  # lines per task: twice an engine's concurrency; a lost machine costs at most one task
 
 
 @dataclass(slots=True)
@@ -168,23 +170,23 @@ def answer_elsewhere(
     from notso.cluster.batch_pool import answers
 
     model = chosen["model"]
-    # The path must be valid on every machine.
+    # A relative path would be resolved by each worker.
     options = {**chosen, "model": None if model is None else Path(model).absolute()}
     missing = [_text(line) for line in source.lines() if line.id not in sink.done]
-    told = Tally()
+    tally = Tally()
     report("answering", len(sink.done), len(source.ids))
     with control.connected(os.environ.get("RAY_ADDRESS"), os.cpu_count() or 1):
         for text in answers(missing, Member, options, engines=count, share=SHARE):
             answer = json.loads(text)
             sink.write(answer)
             if answer["error"] is None:
-                told.answered += 1
+                tally.answered += 1
             else:
-                told.failed += 1
+                tally.failed += 1
             report("answering", len(sink.done), len(source.ids))
             if interruption.requested():
                 break
-    return told
+    return tally
 
 
 def _text(line: RequestLine) -> str:

@@ -1,9 +1,7 @@
-"""Run a batch over its input and output files: keep the engine's slots full and write answers as they finish.
+"""Run a batch: keep the engine busy, and append answers to the output file as they are completed.
 
-A crash neither loses nor repeats a finished answer.
-
-Each output line is written whole and synced before the next. A line cut short by a crash is removed at the next
-start; all others are recognized by their id, a hash of the request's line.
+Each output line is synced to disk before the next one is written. The next run removes a line that a crash has
+truncated, and recognizes answered requests by their id, a hash of the input line.
 """
 
 from __future__ import annotations
@@ -65,14 +63,14 @@ class BatchInput:
                 name = hashlib.sha256((custom_id or "").encode("utf-8", "surrogatepass")).digest()
                 repeats = custom_id is not None and name in seen
                 seen.add(name)
-                # without a custom_id, the line number identifies a request
+                # Without a unique custom_id, the line number distinguishes identical requests.
                 place = b"line %d\0" % number if custom_id is None or repeats else b""
                 key = hashlib.sha256(place + (content or b"")).hexdigest()[:_ID_DIGITS]
                 yield RequestLine(number, f"batch_req_{key}", content, custom_id, repeats)
 
     def _contents(self, file: BinaryIO) -> Iterator[bytes | None]:
         try:
-            yield from _whole_lines(file)
+            yield from _lines_of(file)
         except NotTextError as error:
             raise _refusal(f"{self.path} {error}") from None
 
@@ -87,8 +85,8 @@ class BatchOutput:
         self._file: BinaryIO = path.open("a+b")
         try:
             lock(self._file.fileno())
-            # Ids already answered. A file with other lines is not an output of this batch and is left unchanged.
-            self.done = self._take_stock(wanted)
+            # A file with other lines is not an output of this batch and is left unchanged.
+            self.done = self._read_answers(wanted)
         except BlockingIOError:
             self._file.close()
             raise _refusal(f"another process is writing {path}") from None
@@ -111,12 +109,12 @@ class BatchOutput:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _take_stock(self, wanted: set[str]) -> set[str]:
+    def _read_answers(self, wanted: set[str]) -> set[str]:
         self._file.seek(0)
         done: set[str] = set()
         end = 0
         for number, line in enumerate(iter(lambda: self._file.readline(MAX_ANSWER_BYTES), b""), start=1):
-            if not line.endswith(b"\n") and _begins_an_answer(line, wanted):  # a crash cut this line short
+            if not line.endswith(b"\n") and _begins_an_answer(line, wanted):  # truncated by a crash
                 break
             answer = _answer_in(line)
             found = str(answer.get("id", ""))
@@ -133,9 +131,9 @@ class BatchOutput:
         return done
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
+def _lines_of(file: BinaryIO) -> Iterator[bytes | None]:
     file = utf8_stream(file)  # some editors write UTF-16, or a byte order mark
-    # Longer lines yield None, and are never held in memory.
+    # Lines that are too long yield None and are never held in memory.
     while piece := file.readline(MAX_LINE_BYTES + 1):
         if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):
             yield piece.rstrip(b"\r\n")
@@ -162,7 +160,7 @@ def _answer_in(line: bytes) -> dict[str, Any]:
 
 
 def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
-    # `write` puts the id first, so a line that was cut short begins with one or is the beginning of one.
+    # `write` puts the id first, so a truncated line begins with an id, possibly an incomplete one.
     beginnings = (json.dumps({"id": id}).encode()[:-1] for id in wanted)
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
@@ -170,8 +168,8 @@ def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
 _refusal = partial(typer.BadParameter, param_hint="OUT")
 
 URL = "/v1/chat/completions"
-_LOOK_SECONDS = 0.2  # poll interval for Ctrl-C
-_AHEAD = 2  # requests submitted per engine slot, so that the engine never idles
+_POLL_SECONDS = 0.2  # poll interval for Ctrl-C
+_REQUESTS_PER_SLOT = 2  # requests submitted per engine slot, so that the engine never idles
 
 
 class Lines(Protocol):
@@ -181,18 +179,18 @@ class Lines(Protocol):
 
 
 class Answers(Protocol):
-    """Sink for answers; `done` holds answered ids."""
+    """Sink for answers. `done`: ids of answered requests."""
 
     done: set[str]
 
     def write(self, answer: dict[str, Any]) -> None: ...
 
 
-class _Asked:
+class _Submitted:
     def __init__(self, line: RequestLine, request: ChatRequest) -> None:
         self.line = line
         self.request = request
-        # One per choice.
+        # One for each of the request's `n` choices
         self.generations: list[Generation] = []
 
     @property
@@ -220,26 +218,26 @@ class BatchRun:
         self._sink = sink
         self._interruption = interruption
         self._report = report
-        self._under_way: dict[_Asked, None] = {}  # in submission order
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._running: dict[_Submitted, None] = {}  # in submission order
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def answer_all(self) -> None:
-        self._tell()
-        most = _AHEAD * max(1, self._engine.info.max_num_seqs)
+        self._report_progress()
+        most = _REQUESTS_PER_SLOT * max(1, self._engine.info.max_num_seqs)
         try:
-            for line in self._missing():
-                while len(self._under_way) >= most and not self._interruption.requested():
-                    self._finalise()
+            for line in self._unanswered():
+                while len(self._running) >= most and not self._interruption.requested():
+                    self._write_ended()
                 if self._interruption.requested():
                     return
                 self._ask(line)
-            while self._under_way and not self._interruption.requested():
-                self._finalise()
+            while self._running and not self._interruption.requested():
+                self._write_ended()
         finally:
-            for asked in self._under_way:
+            for asked in self._running:
                 asked.stop()
 
-    def _missing(self) -> Iterator[RequestLine]:
+    def _unanswered(self) -> Iterator[RequestLine]:
         return (line for line in self._source.lines() if line.id not in self._sink.done)
 
     def _ask(self, line: RequestLine) -> None:
@@ -248,7 +246,7 @@ class BatchRun:
 
         asked = None
         try:
-            asked = _Asked(line, read_request(line))
+            asked = _Submitted(line, read_request(line))
             request = asked.request
             owner = line.id if request.fresh else ""
             options = replace(request.options, owner=owner, priority="background")
@@ -256,25 +254,25 @@ class BatchRun:
                 asked.generations.append(self._engine.submit(prompt, params, options))
         except (ApiError, NotsoError) as error:
             if asked is not None:
-                asked.stop()  # choices submitted before one was rejected
+                asked.stop()  # stop choices submitted before the rejected one
             self._write(line, _failure(line, api_error_of(error)))
             return
-        self._under_way[asked] = None
+        self._running[asked] = None
         for generation in asked.generations:
-            generation.subscribe(lambda: self._news.put(None) if asked.finished else None)
+            generation.subscribe(lambda: self._ended.put(None) if asked.finished else None)
 
-    def _finalise(self) -> None:
-        # A short wait, to notice Ctrl-C.
+    def _write_ended(self) -> None:
+        # The timeout lets the caller check for Ctrl-C.
         with contextlib.suppress(queue.Empty):
-            self._news.get(timeout=_LOOK_SECONDS)
-        ended = [asked for asked in self._under_way if asked.finished]
+            self._ended.get(timeout=_POLL_SECONDS)
+        ended = [asked for asked in self._running if asked.finished]
         for asked in ended:
             if self._interruption.requested():
-                return  # stopped answers are incomplete
-            del self._under_way[asked]
+                return  # stopped answers are incomplete, and are not written
+            del self._running[asked]
             self._write(asked.line, self._answer(asked))
 
-    def _answer(self, asked: _Asked) -> dict[str, Any]:
+    def _answer(self, asked: _Submitted) -> dict[str, Any]:
         from notso.smollm3.errors import NotsoError
         from notso.web.api.shared.api_request import ignored_headers
         from notso.web.api.shared.completion import Completion, collect, fingerprint
@@ -288,7 +286,7 @@ class BatchRun:
                 collect(generation.read(0), raw_thinking=raw, logprobs=weighed) for generation in asked.generations
             ]
         except NotsoError as error:
-            asked.stop()  # the other choices are useless
+            asked.stop()  # a failed choice fails the whole request
             return _failure(asked.line, api_error_of(error))
         completion: Completion = Completion(model_id(info), fingerprint(info))
         answer = _response(asked.line, 200, completion.body(choices, asked.request.reasoning_mode)) | {"error": None}
@@ -302,9 +300,9 @@ class BatchRun:
             self.answered += 1
         else:
             self.failed += 1
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         self._report("answering", len(self._sink.done), len(self._source.ids))
 
 

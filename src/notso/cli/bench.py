@@ -29,29 +29,39 @@ def bench(
         typer.Option(
             "--prefill",
             metavar="TOKENS[@DEPTH]",
-            help="Prompt length, after DEPTH tokens of context; repeatable. Default: 512.",
+            help="Measure prefill of this many tokens, after DEPTH tokens of context; repeatable. Default: 512.",
         ),
     ] = None,
     depth: Annotated[
         list[int] | None,
         typer.Option(
-            "--depth", metavar="TOKENS", min=0, help="Decode after this many tokens of context; repeatable. Default: 0."
+            "--depth",
+            metavar="TOKENS",
+            min=0,
+            help="Measure decoding after this many tokens of context; repeatable. Default: 0.",
         ),
     ] = None,
     batch: Annotated[
         list[int] | None,
         typer.Option(
-            "--batch", metavar="N", min=0, help="Number of concurrent sequences; repeatable, 0 for none. Default: 16."
+            "--batch",
+            metavar="N",
+            min=0,
+            help="Measure this many concurrent sequences; repeatable; 0: none. Default: 16.",
         ),
     ] = None,
     decode: Annotated[
         int, typer.Option("--decode", metavar="TOKENS", min=2, help="Tokens to decode per measurement.")
     ] = 32,
-    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Rounds; medians are reported.")] = 3,
+    repeat: Annotated[
+        int, typer.Option("--repeat", metavar="N", min=1, help="Number of rounds; medians are reported.")
+    ] = 3,
     compare: Annotated[
         str | None,
         typer.Option(
-            "--compare", metavar="PEER", help="Also measure llama.cpp or openvino, if installed, in alternation."
+            "--compare",
+            metavar="PEER",
+            help="Also measure llama.cpp or openvino (must be installed), alternating with notso.",
         ),
     ] = None,
     weights: options.Weights = "auto",
@@ -61,16 +71,16 @@ def bench(
     device: options.Device = "auto",
     share: Annotated[
         Path | None,
-        typer.Option("--share", metavar="OUT.json", help="Also write the result to a file. Nothing is uploaded."),
+        typer.Option("--share", metavar="OUT.json", help="Also write the results to this file. Nothing is uploaded."),
     ] = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure speed, load time and memory.
+    """Measure speed, load time and memory use.
 
-    Prefill, decode and the machine's read bandwidth are measured in alternation; medians are reported with minimum and
-    maximum.
+    Measurements of prefill, decoding and the machine's memory bandwidth alternate. The results are medians, with
+    minimum and maximum.
     """
     from notso.smollm3.diagnostics.benchmark import BenchmarkPlan, run_benchmark
 
@@ -104,7 +114,7 @@ def bench(
 
 
 def _prompt(text: str) -> tuple[int, int]:
-    # `512` or `512@4096`: tokens and depth.
+    # `512` or `512@4096`: tokens, and tokens at depth.
     found = re.fullmatch(r"([1-9]\d{0,17})(?:@(\d{1,18}))?", text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is neither TOKENS nor TOKENS@DEPTH", param_hint="--prefill")

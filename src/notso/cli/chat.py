@@ -19,7 +19,7 @@ EXAMPLES = """\
 _COMMAND = exit_codes.Command("chat")
 _FENCE = '"""'
 ReadLine = Callable[[str], str]
-"""Shows a prompt and reads a line. Raises EOFError, and KeyboardInterrupt on Ctrl-C."""
+"""Function that shows a prompt and reads a line. Raises EOFError, and KeyboardInterrupt on Ctrl-C."""
 
 
 @takes_sampling
@@ -101,7 +101,7 @@ def _handle(conversation: Conversation, text: str) -> bool:
 
     outcome = Outcome(question=text)
     try:
-        # Two slashes: a message that begins with one.
+        # Two slashes escape a message that begins with one.
         if text.startswith("//"):
             outcome = Outcome(question=text[1:])
         elif text.startswith("/"):
@@ -122,14 +122,14 @@ def _handle(conversation: Conversation, text: str) -> bool:
         terminal.note("Stopped. Press Ctrl-C again to quit.")
     elif answer.finish_reason == "length":
         is_full = conversation.params.max_tokens is None
-        remedy = "/clear frees the context" if is_full else "/continue continues it"
+        remedy = "/clear frees the context" if is_full else "/continue resumes it"
         terminal.note(f"The answer reached the maximum length; {remedy}.")
     return answer.finish_reason == "cancelled"
 
 
 def _read_message(read_line: ReadLine) -> str:
     line = read_line("> ")
-    # A fence starts a message of several lines.
+    # A fence begins a multi-line message.
     if not line.strip().startswith(_FENCE):
         return line
     text = line.strip()[len(_FENCE) :]

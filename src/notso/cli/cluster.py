@@ -40,10 +40,13 @@ def cluster(
     ] = None,
     replicas: Annotated[int, typer.Option("--replicas", metavar="N", min=1, max=1000, help="Number of replicas.")] = 1,
     max_replicas: Annotated[
-        int, typer.Option("--max-replicas", metavar="N", min=0, max=1000, help="Autoscale up to this many (0: off).")
+        int,
+        typer.Option(
+            "--max-replicas", metavar="N", min=0, max=1000, help="Autoscale up to this many replicas (0: off)."
+        ),
     ] = 0,
     per_machine: Annotated[
-        int, typer.Option("--per-machine", metavar="N", min=1, max=100, help="Replicas per machine.")
+        int, typer.Option("--per-machine", metavar="N", min=1, max=100, help="Maximum number of replicas per machine.")
     ] = 1,
     release: Annotated[
         str | None,
@@ -52,7 +55,9 @@ def cluster(
         ),
     ] = None,
     model: options.Model = None,
-    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Address each machine listens on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="Address to listen on, on each machine.")
+    ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port to listen on.")
     ] = 3000,
@@ -74,15 +79,15 @@ def cluster(
 
     Requires the extra ray. With --address, `up` deploys to a running Ray cluster and returns when the replicas
     are ready; run it again to change the deployment, one replica at a time. Without --address, Ray is started on this
-    machine until Ctrl-C. Several replicas need DATABASE_URL and VALKEY_URL, and --host needs NOTSO_API_KEY, in the
-    environment in which Ray is started on each machine: the configuration contains no secrets. File paths must be valid
-    on every machine.
+    machine until Ctrl-C. Several replicas require DATABASE_URL and VALKEY_URL, and --host requires NOTSO_API_KEY. Set
+    them in the environment in which Ray is started on each machine, because the configuration contains no secrets. File
+    paths must be valid on every machine.
     """
     from notso.cluster.plan import NOTHING_BETWEEN, ClusterPlan, serve_config
     from notso.web.values.errors import SettingsError
 
     if action != "up":
-        _ask(action, address or "auto", as_json)
+        _stop_or_show(action, address or "auto", as_json)
         return
     path = model_file(model)
     plan = ClusterPlan(
@@ -123,7 +128,7 @@ def ray_control() -> ModuleType:
     from notso.cluster.plan import ENVIRONMENT
 
     for name, value in ENVIRONMENT.items():
-        # Ray reads its environment on import.
+        # Ray reads these variables when it is imported.
         os.environ.setdefault(name, value)
     try:
         from notso.cluster import control
@@ -140,7 +145,7 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
     control = ray_control()
     over = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
-        # The replicas must finish running requests before Ray ends.
+        # Replicas must complete running requests before Ray is stopped.
         signal.signal(each, lambda number, frame: over.set())
     with control.connected(address, max(replicas, os.cpu_count() or 1)):
         with terminal.waiting("starting the replicas", silent=as_json):
@@ -152,11 +157,11 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
             terminal.say(f"address  {control.where()} (for --address)")
         if address is None:
             over.wait()
-            terminal.note("Stopping: the replicas finish running requests first.")
+            terminal.note("Stopping: the replicas complete running requests first.")
             control.end()
 
 
-def _ask(action: str, address: str, as_json: bool) -> None:
+def _stop_or_show(action: str, address: str, as_json: bool) -> None:
     control = ray_control()
     with control.connected(address, 1):
         if action == "down":

@@ -34,35 +34,35 @@ def read_config(group: Any) -> dict[str, dict[str, Any]]:
     path = config_path()
     if not path.is_file():
         if os.environ.get("NOTSO_CONFIG"):
-            raise _wrong(path, "no such file")
+            raise _error(path, "no such file")
         return {}
     import tomllib
 
     try:
         given = tomllib.loads(read_text(path, MAX_BYTES))
     except NotTextError as error:
-        raise _wrong(path, str(error)) from None
+        raise _error(path, str(error)) from None
     except OSError as error:
-        raise _wrong(path, error.strerror or "cannot be read") from None
+        raise _error(path, error.strerror or "cannot be read") from None
     except (ValueError, RecursionError) as error:
-        raise _wrong(path, terminal.on_one_line(str(error))) from None
+        raise _error(path, terminal.on_one_line(str(error))) from None
     return {verb: _table(path, group, verb, values) for verb, values in given.items()}
 
 
 def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
     command = group.commands.get(verb)
     if command is None or not isinstance(values, dict):
-        raise _wrong(path, f"[{terminal.on_one_line(verb)}] is not a command; commands: {', '.join(_visible(group))}")
-    known = {_spelt(each): each for each in command.params if each.param_type_name == "option"}
+        raise _error(path, f"[{terminal.on_one_line(verb)}] is not a command; commands: {', '.join(_visible(group))}")
+    known = {_option_name(each): each for each in command.params if each.param_type_name == "option"}
     for name, value in values.items():
         if name not in known:
-            raise _wrong(
+            raise _error(
                 path, f"[{verb}] has no option {terminal.on_one_line(name)}; options: {', '.join(sorted(known))}"
             )
         if isinstance(value, dict):
-            raise _wrong(path, f"[{verb}] {name} is a table, not a value")
-        if (wanted := _wanted(known[name], value)) is not None:
-            raise _wrong(path, f"[{verb}] {name} must be {wanted}")
+            raise _error(path, f"[{verb}] {name} is a table, not a value")
+        if (expected := _expected(known[name], value)) is not None:
+            raise _error(path, f"[{verb}] {name} must be {expected}")
     return {known[name].name: value for name, value in values.items()}
 
 
@@ -70,15 +70,15 @@ def _visible(group: Any) -> list[str]:
     return [name for name, command in group.commands.items() if not command.hidden]
 
 
-def _wanted(parameter: Any, value: Any) -> str | None:
-    # typer would convert nearly anything: `true` would become port 1. Only strings are parsed like arguments.
+def _expected(parameter: Any, value: Any) -> str | None:
+    # typer converts nearly any type: without this check, `true` would become port 1. Strings are parsed like arguments.
     if parameter.multiple or parameter.nargs != 1:
-        is_fit = isinstance(value, list) and all(_wanted_one(parameter, each) is None for each in value)
+        is_fit = isinstance(value, list) and all(_expected_one(parameter, each) is None for each in value)
         return None if is_fit else "a list"
-    return _wanted_one(parameter, value)
+    return _expected_one(parameter, value)
 
 
-def _wanted_one(parameter: Any, value: Any) -> str | None:
+def _expected_one(parameter: Any, value: Any) -> str | None:
     if isinstance(value, str):
         return None
     if parameter.is_flag:
@@ -93,11 +93,11 @@ def _wanted_one(parameter: Any, value: Any) -> str | None:
     return None if is_number else "a string"
 
 
-def _spelt(parameter: Any) -> str:
+def _option_name(parameter: Any) -> str:
     return str(next(each for each in parameter.opts if each.startswith("--"))).removeprefix("--")
 
 
-def _wrong(path: Path, problem: str) -> typer.BadParameter:
+def _error(path: Path, problem: str) -> typer.BadParameter:
     return typer.BadParameter(f"{path}: {problem}", param_hint="the configuration file")
 
 
@@ -108,8 +108,8 @@ def shown(context: typer.Context) -> list[str]:
         if each.param_type_name == "option" and each.name in context.params and each.name != "show_config":
             source = context.get_parameter_source(each.name)
             value = context.params[each.name]
-            told = "-" if value is None else terminal.on_one_line(_PASSWORD.sub(r"\1:***@", str(value)))
-            rows.append([_spelt(each), told, sources.get(source.name if source else "", "default")])
+            text = "-" if value is None else terminal.on_one_line(_PASSWORD.sub(r"\1:***@", str(value)))
+            rows.append([_option_name(each), text, sources.get(source.name if source else "", "default")])
     return [f"configuration file: {config_path()}", *terminal.columns(rows)]
 
 

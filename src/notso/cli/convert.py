@@ -27,7 +27,7 @@ def convert(
         typer.Option(
             "--type",
             metavar="TYPE",
-            help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16, F32, or the less common Q5_K, Q4_K, Q4_1, Q4_0.",
+            help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32, or one of the less common Q5_K, Q4_K, Q4_1, Q4_0.",
         ),
     ] = "Q4_K_M",
     force: options.Force = False,
@@ -36,8 +36,8 @@ def convert(
 ) -> None:
     """Convert a Hugging Face checkpoint to GGUF.
 
-    Rows are converted a few at a time to keep memory use low; K-quants of the 3B model take minutes. A checkpoint with
-    a setting that this engine does not implement is refused, with the setting's name.
+    Rows are converted a few at a time to keep memory use low; K-quants of the 3B model take minutes. If a checkpoint
+    uses a setting that this engine does not implement, it is refused, and the error names the setting.
     """
     options.require_free_place(out, force, "OUT.gguf")
     from notso.smollm3.conversion.converter import convert as convert_folder

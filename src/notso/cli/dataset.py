@@ -33,12 +33,13 @@ def dataset(
         typer.Option(
             "--documents",
             metavar="LIBRARY",
-            help="Instead of conversations, questions about the documents of this library, answered by quotations.",
+            help="Instead of conversations, write questions about this library's documents, answered with quotations.",
             show_default=False,
         ),
     ] = None,
     most: Annotated[
-        int, typer.Option("--rows", metavar="N", min=1, max=10_000, help="Most questions about each document.")
+        int,
+        typer.Option("--rows", metavar="N", min=1, max=10_000, help="Maximum number of questions about each document."),
     ] = 40,
     server: Annotated[
         str | None,
@@ -51,15 +52,15 @@ def dataset(
 ) -> None:
     """Export conversations as a fine-tuning dataset.
 
-    Each chat becomes one row with its visible branch, in TRL's conversational format, with its documents as prompts
-    contain them. Temporary and deleted chats are left out. With --documents, rows are made from the texts of a library:
-    each answer first quotes the document, or says that nothing mentions what was asked. Nothing leaves this machine,
-    and only you can read the file.
+    Each chat becomes one row in TRL's conversational format, with its visible branch and with its documents as they
+    appear in prompts. Temporary and deleted chats are left out. With --documents, the rows are questions about the
+    texts of a library: each answer first quotes the document, or says that the text does not mention what was asked.
+    Nothing leaves this machine, and only you can read the file.
     """
     options.require_free_place(out, force, "OUT.jsonl")
     if pairs is not None:
         if library is not None:
-            raise typer.BadParameter("is for conversations, not for --documents", param_hint="--preferences")
+            raise typer.BadParameter("cannot be combined with --documents", param_hint="--preferences")
         options.require_free_place(pairs, force, "--preferences")
     from notso.web.chat.files.export import chats_in, conversation, preferences
     from notso.web.chat.files.quoting_rows import quoting_rows
@@ -95,7 +96,7 @@ def dataset(
 
 
 def _write(path: Path, lines: list[str]) -> None:
-    # A new file, readable by the owner only: an existing one could have other permissions.
+    # Recreated to be readable by the owner only, because an existing file may have other permissions.
     path.unlink(missing_ok=True)
     path.touch(mode=0o600, exist_ok=False)
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")

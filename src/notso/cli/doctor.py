@@ -1,4 +1,4 @@
-"""`notso doctor`: check this machine, suggest fixes, and print a report for an issue."""
+"""`notso doctor`: check this machine, suggest fixes, and print a report for issues."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ EXAMPLES = """\
   notso doctor --report
   notso doctor --from http://127.0.0.1:3000"""
 
-WHOLE_MODEL_BYTES = 2_600_000_000  # SmolLM3-3B Q4_K_M with 4,096 tokens of context and the process around it
-SAFE_SQLITE = (3, 51, 3)  # earlier versions can corrupt a WAL written by several connections
+WHOLE_MODEL_BYTES = 2_600_000_000  # memory for SmolLM3-3B Q4_K_M, a context of 4,096 tokens, and the process
+SAFE_SQLITE = (3, 51, 3)  # earlier versions can corrupt a WAL that several connections write
 LIBRARIES = ("numpy", "tokenizers", "jinja2", "fastapi", "starlette", "uvicorn", "huggingface_hub", "typer", "rich")
 _MARKS: dict[str, terminal.Style] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; `fix` is the remedy."""
+    """One line of the report, with the suggested fix."""
 
     status: Literal["ok", "warn", "fail"]
     subject: str
@@ -49,7 +49,7 @@ def doctor(
         typer.Option("--from", metavar="URL", help="Only check whether a running server is ready."),
     ] = None,
     as_report: Annotated[
-        bool, typer.Option("--report", help="Print a block to paste into an issue; measures every kernel family.")
+        bool, typer.Option("--report", help="Measure every kernel family, and print a report to paste into an issue.")
     ] = False,
     as_json: options.Json = False,
     plain: options.Plain = False,
@@ -57,8 +57,8 @@ def doctor(
 ) -> None:
     """Check this machine and suggest fixes.
 
-    Checks Python, confinement of children, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, PostgreSQL,
-    plugins, network and versions. Each line is ok, warn or fail; exit code 1 if a check fails.
+    Checks Python, sandboxing of child processes, CPU, kernels, GPU, memory, page sizes, models, disk, port, SQLite,
+    PostgreSQL, plugins, network and versions. Each line begins with ok, warn or fail; exit code 1 if a check fails.
     """
     findings = [_answering(server)] if server else examine(port)
     if as_report:
@@ -85,7 +85,7 @@ def _answering(server: str) -> Finding:
     from urllib.request import urlopen
 
     try:
-        # For service managers and containers, which check health by a command.
+        # Used as a health check by service managers and containers.
         with urlopen(server.rstrip("/") + "/health", timeout=10) as answer:
             return Finding("ok", "server", f"{server} is ready with {json.load(answer)['model']}")
     except HTTPError as error:
@@ -97,7 +97,7 @@ def _answering(server: str) -> Finding:
 
 
 def examine(port: int) -> list[Finding]:
-    """Run all checks; one that raises is reported as failed."""
+    """Run all checks; a check that raises is reported as failed."""
     checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("python", _python),
         ("confinement", _confinement),
@@ -120,7 +120,7 @@ def examine(port: int) -> list[Finding]:
     for subject, check in checks:
         try:
             findings += check()
-        except Exception as error:  # a broken machine needs a complete report most
+        except Exception as error:  # the remaining checks must run
             findings.append(Finding("fail", subject, f"{type(error).__name__}: {error}", "please report this"))
     return findings
 
@@ -137,10 +137,10 @@ def _confinement() -> Iterator[Finding]:
     if unlimited := unenforced_limits():
         fix = "use Linux 6.12 or newer for other people's templates, files and plugins"
         if lacking():
-            fix += "; here PDF files and spreadsheets are not read"
+            fix += "; PDF files and spreadsheets are refused on this system"
         yield Finding("warn", "confinement", f"this system does not limit {'; '.join(unlimited)}", fix)
     else:
-        message = "Landlock and seccomp confine the children that read documents and templates"
+        message = "Landlock and seccomp confine the child processes that read documents and templates"
         yield Finding("ok", "confinement", message)
 
 
@@ -163,7 +163,7 @@ def _kernels() -> Iterator[Finding]:
         yield Finding("fail", "kernels", str(error), "unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose")
         return
     chosen = kernel_choice.kernels()
-    why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest this CPU can run"
+    why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest kernels of this CPU"
     choices = ", ".join(kernel_choice.available_kernels())
     packed = ", ".join(name for name, format in FORMATS_BY_NAME.items() if kernel_choice.is_packed(format)) or "nothing"
     if packed != "nothing" and not kernel_choice.packs_by_default():
@@ -237,12 +237,12 @@ def _models() -> Iterator[Finding]:
         return
     if chosen is not None:
         try:
-            if not chosen.is_dir():  # a folder is looked at when it is converted
+            if not chosen.is_dir():  # a folder is checked when it is converted
                 engines.check_model(chosen)
             files = chosen.iterdir() if chosen.is_dir() else [chosen]
             size = sum(each.stat().st_size for each in files)
         except (NotsoError, OSError) as error:
-            yield Finding("fail", "model", f"{chosen} does not run: {error}", "set NOTSO_MODEL to another file")
+            yield Finding("fail", "model", f"{chosen} cannot be used: {error}", "set NOTSO_MODEL to another file")
             return
         yield Finding("ok", "model", f"{chosen} ({terminal.gigabytes(size)})")
     elif registry.demo_path().is_file():
@@ -286,7 +286,7 @@ def _data() -> Iterator[Finding]:
 
 def _port(port: int) -> Iterator[Finding]:
     with socket.socket() as probe:
-        # As the server does: ports in TIME_WAIT are free.
+        # Like the server, so that ports in TIME_WAIT count as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -301,7 +301,7 @@ def _port(port: int) -> Iterator[Finding]:
 def _sqlite() -> Iterator[Finding]:
     version = sqlite3.sqlite_version
     if sqlite3.sqlite_version_info < SAFE_SQLITE:
-        yield Finding("ok", "sqlite", f"{version}; not affected by its WAL bug, because only one connection writes")
+        yield Finding("ok", "sqlite", f"{version}; its WAL bug has no effect, because only one connection writes")
     else:
         yield Finding("ok", "sqlite", version)
 
@@ -361,7 +361,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 512, 32
 
 
 def report(checks: Sequence[str]) -> str:
-    """Return the checks, and fingerprint and throughput of the demo model on every kernel family of this CPU."""
+    """Return the checks, and the demo model's fingerprint and throughput with every kernel family of this CPU."""
     block = "\n".join(["```", *map(terminal.harmless, (*checks, "", *_families())), "```"])
     return block.replace(str(Path.home()), "~")
 
@@ -375,7 +375,7 @@ def _families() -> Iterator[str]:
             try:
                 kernel_choice.use_kernels(family)
                 result = _measured()
-            except Exception as error:  # what fails is what the report is for
+            except Exception as error:  # failures belong in the report
                 rows.append([family, f"{type(error).__name__}: {error}", "", ""])
                 fingerprints.add("")
                 continue
@@ -385,7 +385,7 @@ def _families() -> Iterator[str]:
     finally:
         kernel_choice.use_kernels(chosen)
     yield from terminal.columns(rows, right=(2, 3))
-    yield "the families agree" if len(fingerprints) == 1 else "FAILED: the families differ"
+    yield "all families agree" if len(fingerprints) == 1 else "FAILED: the families differ"
 
 
 def _measured() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`notso documents`: the documents of the library, while no server uses its data directory."""
+"""`notso documents`: manage the documents of a library."""
 
 from __future__ import annotations
 
@@ -34,19 +34,24 @@ def documents(
         list[str] | None,
         typer.Argument(
             metavar="ITEM",
-            help="Files and folders to add; names or ids to read or remove; words to search.",
+            help="Files and folders to add; names or ids of documents to read or remove; words to search for.",
             show_default=False,
         ),
     ] = None,
     page: Annotated[int | None, typer.Option("--page", metavar="N", min=1, help="Read only this page.")] = None,
     library: Annotated[
         str,
-        typer.Option("--library", metavar="NAME", help="Library, created by add; a project if it has another name."),
+        typer.Option(
+            "--library",
+            metavar="NAME",
+            help="Library to use; `add` creates it. Any name other than Documents is a project.",
+        ),
     ] = "Documents",
     unconfined: Annotated[
         bool,
         typer.Option(
-            "--unconfined-documents", help="Read PDF files and spreadsheets on systems without Landlock or seccomp."
+            "--unconfined-documents",
+            help="Parse PDF files and spreadsheets even without a sandbox (no Landlock or seccomp).",
         ),
     ] = False,
     data_dir: options.DataDir = None,
@@ -57,8 +62,9 @@ def documents(
 ) -> None:
     """Add, list, read, search or remove documents of a library.
 
-    Chats ask about them: open Documents in the browser. With a data directory, stop the server first; a PostgreSQL
-    database (DATABASE_URL) can be used at the same time. Exits with an error if a document cannot be read; it is kept.
+    To ask about documents in a chat, open Documents in the browser. If they are stored in a data directory, stop the
+    server first; in PostgreSQL (DATABASE_URL), the server can keep running. A document that cannot be read is kept, and
+    the command exits with an error.
     """
     if (action == "list") != (not items):
         raise typer.BadParameter(f"{action} {'takes none' if items else 'needs at least one'}", param_hint="ITEM")
@@ -71,7 +77,7 @@ def documents(
 
     settings = Settings(data_dir=data_dir, database_url=database_url or None)
     if not 1 <= len(library) <= 100 or library != visible_line(library, 100):
-        raise typer.BadParameter("a name has 1 to 100 visible characters", param_hint="--library")
+        raise typer.BadParameter("a name must have 1 to 100 visible characters", param_hint="--library")
     files = [path for item in items or [] for path in _files(Path(item))] if action == "add" else []
 
     async def act(store: ChatStore) -> None:
@@ -81,7 +87,7 @@ def documents(
         chosen = next((each for each in found if each.owner == LOCAL_OWNER and each.name == library), None)
         if chosen is None and library != DEFAULT_LIBRARY:
             names = ", ".join(each.name for each in found if each.owner == LOCAL_OWNER)
-            raise StorageError(f"there is no library called {library}; there are: {names or 'none'}")
+            raise StorageError(f"there is no library called {library}; existing libraries: {names or 'none'}")
         if action == "search":
             await _search(store, chosen, " ".join(items or []), as_json)
         else:

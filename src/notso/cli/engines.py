@@ -1,6 +1,6 @@
 """Select, describe and load the model that a command runs.
 
---model is resolved to a GGUF file: a path, an installed model, one to download, or a Hugging Face folder to convert.
+--model can be a path, the name of an installed or downloadable model, or a Hugging Face folder, which is converted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def model_file(given: Path | None, *, silent: bool = False, fetch: bool = False) -> Path | None:
-    """Return the file to run, None for the demo.
+    """Return the GGUF file to run, or None for the demo model.
 
-    A name of the Hub that is not installed is downloaded with `fetch`, or after asking on a terminal. Raises as
-    `resolve_model`, `convert` and `pull`.
+    A missing model on the Hub is downloaded if `fetch` is set or the user agrees. Raises the errors of `resolve_model`,
+    `convert` and `pull`.
     """
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.registry import resolve_model
@@ -58,7 +58,7 @@ def model_file(given: Path | None, *, silent: bool = False, fetch: bool = False)
 
 
 def download(file: KnownFile, *, offline: bool = False, force: bool = False, silent: bool = False) -> Pulled:
-    """Download a file, showing its size and the progress. Raises DownloadError."""
+    """Download a file and show its progress. Raises DownloadError."""
     from notso.smollm3.hub import download, registry
 
     if not silent and registry.find_local(file) is None and not offline:
@@ -80,7 +80,7 @@ def _fetched(name: str, *, silent: bool, fetch: bool, missing: Exception) -> Pat
 
     can_ask = not silent and terminal.is_terminal(sys.stdin) and terminal.is_terminal(sys.stderr)
     if is_offline() or not (fetch or can_ask):
-        raise ModelFileError(f"{name} is not installed; `--fetch` downloads it first") from missing
+        raise ModelFileError(f"{name} is not installed; use `--fetch` to download it") from missing
     file = file_named(name)
     if not fetch:
         question = f"{file.name} ({terminal.gigabytes(file.size_bytes)}) is not installed. Download it now?"
@@ -116,7 +116,7 @@ def open_engine(
             chat_template_file=chat_template_file,
         )
     if context_tokens is not None and engine.info.context_tokens < context_tokens and not silent:
-        terminal.note(f"The context is {engine.info.context_tokens:,} tokens, the maximum of this model.")
+        terminal.note(f"The context length is {engine.info.context_tokens:,} tokens, the maximum of this model.")
     if engine.info.device_note and not silent:
         terminal.note(fallback_notice(engine.info.device_note))
     return engine
@@ -134,19 +134,19 @@ def fallback_notice(note: str) -> str:
 
 
 def prepare_for_a_lost_file() -> None:
-    """Exit with a message on SIGBUS from the mapped model file."""
+    """Exit with a message if reading the mapped model file fails (SIGBUS)."""
     from notso.qtensor import kernel_choice
 
-    # Truncating a mapped file turns reads into SIGBUS, which would kill the process silently.
+    # After a mapped file is truncated, reads raise SIGBUS, which would kill the process silently.
     line = "notso: the model file changed or became unreadable while in use. Saved chats are safe; start notso again"
     kernel_choice.end_on_bus_errors(exit_codes.BAD_MODEL, line)
 
 
 def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
-    """Plan memory and device from a file's headers, checking as loading does.
+    """Plan memory and device from a file's headers, with the same checks as loading.
 
-    Returns the plan, the device, and why the GPU is not used ('' if it is). Raises GGUFError, ModelFileError,
-    OutOfMemoryError, InvalidRequestError or DeviceError.
+    Returns the plan, the device, and the reason why the GPU is not used ('' if it is). Raises GGUFError,
+    ModelFileError, OutOfMemoryError, InvalidRequestError or DeviceError.
     """
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
@@ -169,7 +169,7 @@ def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
 
 
 def check_model(path: Path | None) -> None:
-    """Check a file's headers; None: the demo. Raises GGUFError, ModelFileError or OSError."""
+    """Check a file's headers (None: the demo model). Raises GGUFError, ModelFileError or OSError."""
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
     from notso.smollm3.hub.registry import demo_path

@@ -1,4 +1,4 @@
-"""Exit codes and error messages: one table from exception to exit code and advice."""
+"""Exit codes and error messages: a table that maps exceptions to exit codes and advice."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ NETWORK = 7
 CUT = 8
 REQUESTS_FAILED = 9
 INTERRUPTED = 130
-OUTPUT_CLOSED = 141  # as a shell reports a program that SIGPIPE ended
+OUTPUT_CLOSED = 141  # a shell's exit code for a process killed by SIGPIPE
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The command that failed: its advice names only options that it has."""
+    """The failed command; advice names only options that it has."""
 
     verb: str = ""
-    options: frozenset[str] | None = None  # names of parameters; None: any
+    options: frozenset[str] | None = None  # parameter names; None: any
 
     def has(self, option: str) -> bool:
         return self.options is None or option in self.options
@@ -43,7 +43,7 @@ Advice = str | Callable[[Command], str]
 
 
 def explain(error: BaseException, command: Command = ANY_COMMAND) -> tuple[int, str]:
-    """Return an exit code and one line: what happened and how to fix it."""
+    """Return an exit code, and one line that says what happened and how to fix it."""
     code, message, advice = _classify(error, command)
     line = " ".join(_with_file(error, message).split()).rstrip(".")
     hint = advice if isinstance(advice, str) else advice(command)
@@ -56,7 +56,7 @@ def _with_file(error: BaseException, message: str) -> str:
     path = error.path if isinstance(error, NotsoError) else None
     if path is None or path in message:
         return message
-    # A message that begins with the file's name gets its place, too.
+    # Replace a leading file name by the whole path.
     return f"{one_line(path)}: {message.removeprefix(f'{Path(path).name}: ')}"
 
 
@@ -98,18 +98,18 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
         return _classify_os_error(error)
     if isinstance(error, RuntimeError) and "home directory" in str(
         error
-    ):  # raised by pathlib for a user without a passwd entry
+    ):  # raised by pathlib for users without a passwd entry
         return FAILED, "this user has no home directory", "Set HOME to a writable folder."
     message = f"unexpected error ({_plain_name(error)}: {error})"
     return FAILED, message, "" if debugging() else "Run the command again with --debug for details."
 
 
-_MAKES_A_FILE = ("convert", "quantize", "quantise", "synth", "tune")
-_READS_A_FILE = ("inspect", "verify", *_MAKES_A_FILE)
+_WRITING_COMMANDS = ("convert", "quantize", "quantise", "synth", "tune")
+_READING_COMMANDS = ("inspect", "verify", *_WRITING_COMMANDS)
 
 
 def _other_file(command: Command) -> str:
-    if command.verb in _READS_A_FILE:  # a file to look into or to build on, for which the official one is no substitute
+    if command.verb in _READING_COMMANDS:  # the official file is no substitute for the file to inspect or convert
         return "Check the file: it must be a complete GGUF file of a supported type."
     return "Check the file, or download the official one with `notso pull`."
 
@@ -119,9 +119,9 @@ def _other_adapter(command: Command) -> str:
 
 
 def _other_model(command: Command) -> str:
-    if command.verb in _MAKES_A_FILE:
-        return ""  # the message names the setting or tensor of the source
-    if command.verb in _READS_A_FILE:
+    if command.verb in _WRITING_COMMANDS:
+        return ""  # the message already names the setting or tensor
+    if command.verb in _READING_COMMANDS:
         return "`notso list` shows installed models."
     return "`notso list` shows installed models; `notso pull` downloads one."
 
@@ -148,9 +148,9 @@ def _less_memory(command: Command) -> str:
     size = next((f"--{name}" for name in ("context", "window") if command.has(name)), "")
     ways = [f"reduce {size}"] if size else ["close other programs"]
     ways += ["avoid the GPU with --device cpu"] if command.has("device") else []
-    told = ", or ".join(ways)
+    joined = ", or ".join(ways)
     limits = "" if command.verb == "doctor" else "; `notso doctor` shows the memory limits"
-    return f"{told[0].upper()}{told[1:]}{limits}."
+    return f"{joined[0].upper()}{joined[1:]}{limits}."
 
 
 def _other_programs(command: Command) -> str:
@@ -167,7 +167,7 @@ def _other_address(command: Command) -> str:
 
 
 def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, Advice], ...]:
-    # Compared by module name, so that plugins are imported only for their own errors.
+    # Checked by module name first, so that notso.plugins is imported only for its own errors.
     if not any(kind.__module__.startswith("notso.plugins") for kind in type(error).__mro__):
         return ()
     from notso.plugins.errors import PluginError
@@ -176,12 +176,12 @@ def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, 
 
 
 def _other_plugin(command: Command) -> str:
-    # `notso plugin new` needs another name, not an installed one.
+    # For `notso plugin new`, the installed plugins are no help.
     return "" if command.verb == "plugin" else "`notso plugin list` shows installed plugins."
 
 
 def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, Advice], ...]:
-    # Importing notso.web is slow.
+    # Checked by module name first, because importing notso.web is slow.
     if not any(kind.__module__.startswith("notso.web") for kind in type(error).__mro__):
         return ()
     from notso.web.values import errors as web

@@ -27,8 +27,9 @@ def inspect(
 ) -> None:
     """Show metadata, tensors and memory needs of a GGUF file.
 
-    Shows the architecture, tensors by type, NoPE and Q6_K layers, tokenizer, template, bytes read per token, KV bytes
-    per token and the context that fits in this machine's memory. Exit code 3 if the file cannot be run.
+    Shows the architecture, tensors by type, layers without rotary position embedding (NoPE), layers in Q6_K, tokenizer,
+    chat template, weight and KV cache bytes per token, and the context length that fits in this machine's memory. Exit
+    code 3 if the file cannot be run.
     """
     from notso.smollm3.diagnostics.inspection import inspect_file
 
@@ -73,7 +74,7 @@ def describe(found: Inspection, *, tensors: bool) -> list[str]:
 
 def _model(run: RunInfo) -> list[str]:
     c = run.config
-    tied = "tied to" if run.tied_embeddings else "apart from"
+    tied = "tied to" if run.tied_embeddings else "separate from"
     return [
         f"{c['num_hidden_layers']} layers, hidden {c['hidden_size']}, feed-forward {c['intermediate_size']}, "
         f"{c['num_attention_heads']} query heads on {c['num_key_value_heads']} key-value heads of {c['head_dim']}",
@@ -117,12 +118,12 @@ def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
         for plan in run.cache
     ]
     return [
-        f"weights {terminal.gigabytes(tensor_bytes)}, of which one token reads {run.weight_bytes_per_token:,} bytes",
+        f"weights {terminal.gigabytes(tensor_bytes)}; generating a token reads {run.weight_bytes_per_token:,} bytes",
         f"{terminal.gigabytes(run.available_bytes)} available: {run.available_source}",
         *terminal.columns([head, *rows], right=range(1, len(head))),
-        f"KV cache by default: k8v8 for contexts of up to {K8V8_UP_TO_TOKENS:,} tokens, k8v4 for longer ones, and "
-        "smaller types if memory requires it; for float and 8-bit files f16, and k8v8 for longer contexts. "
-        "Override with --kv.",
+        f"default KV cache type: k8v8 for contexts of up to {K8V8_UP_TO_TOKENS:,} tokens, k8v4 for longer ones, and "
+        "smaller types if memory is short; for float and 8-bit files f16, and k8v8 for longer contexts. "
+        "--kv overrides it.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`notso keys`: API keys with limits, which a running server applies at once, and removal of users."""
+"""`notso keys`: manage API keys, and remove users."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def keys(
 ) -> None:
     """List, add or revoke keys, or remove users.
 
-    A key is shown only once, when it is created: only its hash is stored. After adding the first key to a data
-    directory, restart the server. Keys in a database (DATABASE_URL) apply to all servers that use it.
+    A key is shown only once, when it is created; only its hash is stored. After adding the first key to a data
+    directory, restart the server. Keys in a database (DATABASE_URL) apply to all servers that use the database.
 
-    `remove` deletes a key for good, or a signed-in user such as proxy:ann, with all chats, documents and usage. With a
-    data directory, stop the server first, or use its administration page.
+    `remove` permanently deletes a key, or a signed-in user such as proxy:ann, with all chats, documents and usage. If
+    these are stored in a data directory, stop the server first, or use its administration page.
     """
     if action != "list" and name is None:
         raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")

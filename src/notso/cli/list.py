@@ -25,9 +25,9 @@ def list_models(
 ) -> None:
     """List the models on this machine.
 
-    Lists the demo, SmolLM3 files in the Hugging Face cache or downloaded by Ollama, LM Studio or llama.cpp, and GGUF
-    files in the given folders. Pass a listed name to --model to use it in place. `verified` is yes if the SHA-256 of
-    the whole file is a published one; run `notso verify` to compute it.
+    Lists the demo model, SmolLM3 files in the Hugging Face cache or downloaded by Ollama, LM Studio or llama.cpp, and
+    GGUF files in the given folders. Pass a listed name to --model to use the file where it is. `verified` is yes if the
+    file's SHA-256 is known to match a published one; `notso verify` computes it.
     """
     from notso.smollm3.hub import registry
 

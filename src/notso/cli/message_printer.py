@@ -1,8 +1,6 @@
 """Print an answer as it is generated: text to stdout, thinking to stderr, control characters escaped.
 
-Thinking is dimmed, and stands between two marks where there are no colors.
-
-As Markdown, only the block being generated is redrawn.
+Thinking is dimmed or, without colors, enclosed in two marks.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PrintedMessage:
-    """A collected answer. Times are milliseconds since the request."""
+    """A complete answer. Times are in milliseconds since the request."""
 
     text: str = ""
     reasoning: str = ""
@@ -33,11 +31,11 @@ class PrintedMessage:
     finish_reason: FinishReason = "stop"
     first_token_ms: float = 0.0
     total_ms: float = 0.0
-    ids: list[int] = field(default_factory=list)  # if reported
-    closed_at: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # empty unless the request asked for token ids
+    closed_at: list[int] = field(default_factory=list)  # indices at which the engine ended the reasoning
 
 
-_THINKING, _THOUGHT = "[thinking]", "[end of thinking]"
+_THINKING, _END_OF_THINKING = "[thinking]", "[end of thinking]"
 
 
 class MessagePrinter:
@@ -45,7 +43,7 @@ class MessagePrinter:
         self._show_reasoning = show_reasoning
         self._out = out or sys.stdout
         self._err = err or sys.stderr
-        self._held_newlines = ""  # trailing newlines, so that the output ends with exactly one
+        self._held_newlines = ""  # trailing newlines, held back so that the output ends with exactly one
         self._started = False
         self._in_reasoning = False
 
@@ -82,7 +80,7 @@ class MessagePrinter:
 
     def close_reasoning(self) -> None:
         if self._in_reasoning:
-            mark = "" if terminal.has_colour(self._err) else f"\n{_THOUGHT}"
+            mark = "" if terminal.has_colour(self._err) else f"\n{_END_OF_THINKING}"
             self._err.write(mark + ("\n\n" if terminal.is_terminal(self._err) else "\n"))
             self._err.flush()
             self._in_reasoning = False
@@ -100,16 +98,16 @@ def collect(
                 on_first = None
             if not answer.first_token_ms and event.kind in ("reasoning", "text", "tool_call"):
                 answer.first_token_ms = (time.perf_counter() - asked) * 1000
-            _take(event, answer, printer)
+            _apply(event, answer, printer)
     finally:
-        # The engine holds its lock until an unfinished generator is closed.
+        # Closing an unfinished generator releases the engine's lock.
         if isinstance(events, Generator):
             events.close()
     answer.total_ms = (time.perf_counter() - asked) * 1000
     return answer
 
 
-def _take(event: Event, answer: PrintedMessage, printer: MessagePrinter | None) -> None:
+def _apply(event: Event, answer: PrintedMessage, printer: MessagePrinter | None) -> None:
     if event.kind == "reasoning":
         answer.reasoning += event.text
         if printer is not None:
@@ -146,7 +144,7 @@ _FENCES = ("```", "~~~")
 
 
 class MarkdownPrinter(MessagePrinter):
-    """MessagePrinter for a terminal; only the last block is redrawn."""
+    """MessagePrinter that renders Markdown in a terminal; only the last block is redrawn."""
 
     def __init__(self, *, show_reasoning: bool) -> None:
         super().__init__(show_reasoning=show_reasoning)
@@ -195,7 +193,7 @@ class MarkdownPrinter(MessagePrinter):
 
 def split_finished(text: str) -> tuple[str, str]:
     """Split at the last empty line outside fenced code."""
-    # No later text can change the part above such a line.
+    # Later text cannot change how the part above such a line is rendered.
     cut, position, fence = 0, 0, ""
     for line in text.splitlines(keepends=True):
         position += len(line)

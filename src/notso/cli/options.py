@@ -1,6 +1,6 @@
-"""Options shared by several commands: spelling, help text and validation.
+"""Command-line options shared by several commands: names, help texts and validation.
 
-Sampling parameters of `run` and `chat` and settings of `serve` are made from the metadata of their fields.
+The sampling options of `run` and `chat` and the settings of `serve` are generated from field metadata.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from notso.text_file import SECRET_BYTES, NotTextError, decode_text
 from notso.web.values.settings import OPTIONS, Option, Settings
 
 
-def _remembered(variable: str) -> Callable[[bool], bool]:
+def _stored_in(variable: str) -> Callable[[bool], bool]:
     # The error handler reads the flag after the command's frame is gone, so it is kept as the environment variable.
     def remember(value: bool) -> bool:
         if value:
@@ -32,10 +32,10 @@ def _remembered(variable: str) -> Callable[[bool], bool]:
 
 
 Debug = Annotated[
-    bool, typer.Option("--debug", callback=_remembered("NOTSO_DEBUG"), help="Show the traceback of an error.")
+    bool, typer.Option("--debug", callback=_stored_in("NOTSO_DEBUG"), help="Show the traceback of an error.")
 ]
 Plain = Annotated[
-    bool, typer.Option("--plain", callback=_remembered("NOTSO_PLAIN"), help="Disable colors and progress bars.")
+    bool, typer.Option("--plain", callback=_stored_in("NOTSO_PLAIN"), help="Disable colors and progress bars.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Model = Annotated[
@@ -45,7 +45,7 @@ Model = Annotated[
         "-m",
         envvar="NOTSO_MODEL",
         metavar="FILE",
-        help="Model file, folder, or name for `notso list` or `notso pull` [env: NOTSO_MODEL].",
+        help="Model file or folder, or a name shown by `notso list` or accepted by `notso pull` [env: NOTSO_MODEL].",
         show_envvar=False,
         show_default=False,
     ),
@@ -66,7 +66,7 @@ Context = Annotated[
         envvar="NOTSO_CONTEXT",
         metavar="TOKENS",
         min=16,
-        help="Context length. Default: 8192, or what fits.",
+        help="Context length. Default: 8192, or less if memory is short.",
         show_default=False,
     ),
 ]
@@ -108,7 +108,7 @@ ChatTemplateFile = Annotated[
         "--chat-template-file",
         envvar="NOTSO_CHAT_TEMPLATE_FILE",
         metavar="FILE",
-        help="Jinja chat template to use instead of the model file's [env: NOTSO_CHAT_TEMPLATE_FILE].",
+        help="Jinja template that replaces the model file's [env: NOTSO_CHAT_TEMPLATE_FILE].",
         show_envvar=False,
         show_default=False,
     ),
@@ -124,7 +124,7 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
-        help="How weights are held in memory; auto copies large files once loaded, packed where nothing gets slower "
+        help="Weights in memory: mmap (mapped file), packed (copied and repacked for this CPU) or auto "
         "[env: NOTSO_WEIGHTS].",
         show_envvar=False,
         show_default=False,
@@ -135,7 +135,7 @@ KV = Annotated[
     typer.Option(
         "--kv",
         envvar="NOTSO_KV",
-        help="KV cache type; auto picks one by model file and memory [env: NOTSO_KV].",
+        help="KV cache type; auto chooses by model, context and memory [env: NOTSO_KV].",
         show_envvar=False,
         show_default=False,
     ),
@@ -148,7 +148,7 @@ MaxNumSeqs = Annotated[
         metavar="N",
         min=1,
         max=MAX_NUM_SEQS,
-        help="Maximum concurrent requests. Default: 16, or what fits.",
+        help="Maximum number of concurrent requests. Default: 16, or fewer if memory is short.",
         show_default=False,
     ),
 ]
@@ -172,7 +172,7 @@ LibraryDisk = Annotated[
         metavar="GB",
         min=0,
         max=1_000_000,
-        help="Size limit of pinned readings in the on-disk prompt cache, in GB [env: NOTSO_LIBRARY_DISK].",
+        help="Size limit of cached documents on disk, in GB [env: NOTSO_LIBRARY_DISK].",
         show_envvar=False,
     ),
 ]
@@ -180,13 +180,13 @@ LibraryDisk = Annotated[
 
 def of_setting(name: str) -> Any:
     each = OPTIONS[name]
-    spelled = ["--" + each.name.replace("_", "-"), *filter(None, [each.short])]
-    told = each.help.removesuffix(".") + f" [env: {each.variable}]." if each.variable else each.help
+    flags = ["--" + each.name.replace("_", "-"), *filter(None, [each.short])]
+    help_text = each.help.removesuffix(".") + f" [env: {each.variable}]." if each.variable else each.help
     is_shown = isinstance(each.default, int | float | str) and bool(each.default)
     return typer.Option(
-        *spelled,
+        *flags,
         metavar=each.metavar or None,
-        help=told,
+        help=help_text,
         envvar=each.variable or None,
         min=each.low,
         max=each.high,
@@ -220,7 +220,7 @@ def duration(text: str, option: str) -> float:
     seconds = duration_s(text)
     if seconds is None:
         raise typer.BadParameter(
-            "use a number of seconds or a form such as 30s, 5m or 1h30m; -1 means forever", param_hint=option
+            "use a number of seconds or a duration such as 30s, 5m or 1h30m; -1 means forever", param_hint=option
         )
     return seconds
 
@@ -234,7 +234,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file.", show_de
 
 
 class PluginChoice(NamedTuple):
-    """Enabled plugins, and the one that authenticates users."""
+    """Enabled plugins; `sign_in` names the one that authenticates users."""
 
     names: tuple[str, ...]
     sign_in: str | None
@@ -271,12 +271,12 @@ def engine_key() -> str:
     key = os.environ.get("NOTSO_ENGINE_KEY", "")
     if not key:
         raise typer.BadParameter(
-            "NOTSO_ENGINE_KEY is not set: use the same key of at least 16 characters for the engine and its front ends"
+            "NOTSO_ENGINE_KEY is not set: give the engine and its front ends the same key of at least 16 characters"
         )
     return key
 
 
-# Options of `serve` that do not apply to a front end
+# Options of `serve` that do not apply to front ends
 OF_THE_ENGINE = (
     *(
         "model",
@@ -338,28 +338,28 @@ def read_text(path: Path, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
 
 
 def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each sampling parameter in place of its `**sampling`."""
+    """Replace a command's `**sampling` by one option per sampling parameter."""
     return _with_options(command, _sampling_options())
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each setting in place of its `**chosen`."""
+    """Replace a command's `**chosen` by one option per setting."""
     return _with_options(command, _setting_options())
 
 
 def params_from(sampling: Mapping[str, Any]) -> SamplingParams:
-    """Return the parameters; options that were not given have no say. Raises InvalidRequestError."""
+    """Return parameters from the options that were given. Raises InvalidRequestError."""
     given = {name: _value(value) for name, value in sampling.items() if _is_given(value)}
     return SamplingParams(**given, given=tuple(given))
 
 
 def settings_from(chosen: Mapping[str, Any], **more: Any) -> Settings:
-    """Return the settings of the options of `takes_settings`, and `more`. Raises SettingsError, typer.BadParameter."""
+    """Return settings from the options of `takes_settings` and `more`. Raises SettingsError, typer.BadParameter."""
     return Settings(**more, **{name: _setting(each, chosen[each.name]) for name, each in OPTIONS.items() if each.help})
 
 
 def _with_options(command: Callable[..., None], added: Iterable[tuple[str, inspect.Parameter]]) -> Callable[..., None]:
-    # typer looks at the signature when the command line is read, and passes every value by name.
+    # typer inspects the signature and passes every value by keyword.
     parameters = inspect.signature(command, eval_str=True).parameters.values()
     given = [
         each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -381,10 +381,10 @@ def _sampling_options() -> Iterator[tuple[str, inspect.Parameter]]:
     for name, each in PARAMETERS.items():
         if not each.help:
             continue
-        spelled = ["--" + name.replace("_", "-"), *filter(None, [each.short])]
+        flags = ["--" + name.replace("_", "-"), *filter(None, [each.short])]
         number = isinstance(each.default, int | float) and each.kind is not bool
-        told = f"{each.help} Default: {each.default:g}." if number else each.help
-        option = typer.Option(*spelled, metavar=each.metavar or None, help=told, show_default=False)
+        help_text = f"{each.help} Default: {each.default:g}." if number else each.help
+        option = typer.Option(*flags, metavar=each.metavar or None, help=help_text, show_default=False)
         if each.kind is bool:
             yield before, _parameter(name, bool, False, option)
         else:
@@ -415,7 +415,7 @@ def _setting(option: Option, value: Any) -> Any:
 
 
 def _is_given(value: Any) -> bool:
-    # Not by truth: 0 is a value, which differs from a flag or list that was left out.
+    # 0 is a given value, unlike a flag or list that was left out.
     return value is not None and value is not False and value != []
 
 

@@ -23,7 +23,7 @@ def perplexity(
     text: Annotated[Path, typer.Argument(metavar="TEXT", help="UTF-8 text file.")],
     kl: Annotated[
         Path | None,
-        typer.Option("--kl", metavar="BASE", help="Also report KL divergence from this model.", show_default=False),
+        typer.Option("--kl", metavar="BASE", help="Also report the KL divergence from this model.", show_default=False),
     ] = None,
     window: Annotated[int, typer.Option("--window", metavar="TOKENS", min=16, help="Window length in tokens.")] = 512,
     kv: options.KV = "f16",
@@ -33,10 +33,10 @@ def perplexity(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure a model's perplexity on a text.
+    """Measure a model's perplexity on a text file.
 
-    Uses the method of llama.cpp's tool: windows of 512 tokens, scored on their second half. With --kl, the model is
-    also compared with a base model: Kullback-Leibler divergence and how often both rank the same token first.
+    Like llama.cpp, scores the second half of each window of 512 tokens. With --kl, also compares the model with a base
+    model, by Kullback-Leibler divergence and by how often both rank the same token first.
     """
     from notso.smollm3.diagnostics.perplexity import divergence
     from notso.smollm3.diagnostics.perplexity import perplexity as measure

@@ -29,7 +29,7 @@ def plugin(
 ) -> None:
     """List installed plugins, or create a new one.
 
-    A plugin runs only if enabled with `notso serve --plugin NAME`. `new` creates a project with a passing test.
+    A plugin runs only if it is enabled with `notso serve --plugin NAME`. `new` creates a project with a passing test.
     """
     if action == "list":
         _list(as_json)

@@ -42,9 +42,9 @@ def quantize(
 ) -> None:
     """Quantize a GGUF model.
 
-    The types are those of llama.cpp, which can read the result. With --imatrix-text an importance matrix is computed
-    first from a text, ideally about 100 kB similar to the prompts the model will get; the weights that matter most for
-    it are then quantized with the smallest error.
+    The types are those of llama.cpp, which can read the output. With --imatrix-text, an importance matrix is computed
+    first, so that the weights that matter most for this text are quantized with the smallest errors. Ideally, use about
+    100 kB of text similar to the prompts that the model will get.
     """
     options.require_free_place(out, force, "OUT.gguf")
     text = None

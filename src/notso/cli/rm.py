@@ -15,15 +15,15 @@ EXAMPLES = """\
 
 
 def remove_model(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name from `notso list`, or path.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name shown by `notso list`, or path.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
     """Delete a downloaded model.
 
-    Deletes it from the Hugging Face cache, where `notso pull` stores it. Remove files downloaded by other programs with
-    those programs.
+    Deletes the file from the Hugging Face cache, where `notso pull` stores models. To remove a file that another
+    program has downloaded, use that program.
     """
     from notso.smollm3.hub import registry
 
@@ -32,7 +32,7 @@ def remove_model(
     if not yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter(
-                "stdin is not a terminal, so there is no confirmation prompt: pass --yes", param_hint="--yes"
+                "cannot ask for confirmation, because stdin is not a terminal: pass --yes", param_hint="--yes"
             )
         terminal.note(f"{model.path} ({size})")
         if not typer.confirm("Delete it?", err=True):

@@ -56,7 +56,10 @@ def run(
     receipt: Annotated[
         Path | None,
         typer.Option(
-            "--receipt", metavar="FILE", help="Write a receipt that `verify --receipt` checks.", show_default=False
+            "--receipt",
+            metavar="FILE",
+            help="Write a receipt of the answer, which `notso verify --receipt` checks.",
+            show_default=False,
         ),
     ] = None,
     as_json: options.Json = False,
@@ -107,8 +110,8 @@ def run(
     if answer.finish_reason != "length":
         return
     if not as_json:
-        where = "during thinking" if not no_think and not answer.text.strip() else "short"
-        terminal.note(f"The answer was cut {where}: raise --max-tokens or --context.")
+        where = "during thinking" if not no_think and not answer.text.strip() else "at the token limit"
+        terminal.note(f"The answer was cut off {where}: raise --max-tokens or --context.")
     raise typer.Exit(exit_codes.CUT)
 
 
@@ -151,9 +154,9 @@ def _write_receipt(
     from notso.smollm3.values.request_options import Replay
 
     replay = Replay(tuple(answer.ids), tuple(answer.closed_at))
-    told = engine.receipt(messages, params, replace(options, replay=replay))
+    content = engine.receipt(messages, params, replace(options, replay=replay))
     try:
-        path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--receipt") from None
 
@@ -161,7 +164,7 @@ def _write_receipt(
 def _question(words: list[str] | None) -> str:
     if not words and sys.stdin is not None and sys.stdin.isatty():
         raise typer.BadParameter("no prompt given: pass one as an argument or pipe it to stdin", param_hint="PROMPT")
-    # `-` stands for stdin, which is also read without any words.
+    # `-` stands for stdin, which is also read if no argument is given.
     parts = [_standard_input() if word == "-" else word for word in words or ["-"]]
     separator = "\n\n" if words and "-" in words else " "
     question = _valid(separator.join(part for part in parts if part), "PROMPT")
@@ -191,9 +194,9 @@ def _grammar(path: Path) -> Grammar:
 def _valid(text: str, name: str) -> str:
     try:
         text.encode()
-    # Arguments that are not UTF-8 arrive with surrogate escapes.
+    # Python represents arguments that are not UTF-8 with surrogate escapes.
     except UnicodeEncodeError:
-        raise typer.BadParameter("this is not valid Unicode text", param_hint=name) from None
+        raise typer.BadParameter("not valid UTF-8 text", param_hint=name) from None
     return text
 
 

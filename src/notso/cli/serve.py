@@ -38,7 +38,7 @@ def serve(
         bool | None,
         typer.Option(
             "--open/--no-browser",
-            help="Open the page in a browser. Default: if there is a display.",
+            help="Whether to open the page in a browser. Default: only if there is a display.",
             show_default=False,
         ),
     ] = None,
@@ -59,7 +59,8 @@ def serve(
         typer.Option("--sign-in", metavar="FILE", help="TOML file that configures authentication.", show_default=False),
     ] = None,
     show_config: Annotated[
-        bool, typer.Option("--show-config", help="Show each option, its value and its source, and exit.")
+        bool,
+        typer.Option("--show-config", help="Show the value of each option and its source, and exit."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print startup information as JSON.")] = False,
     log_format: Annotated[
@@ -133,7 +134,7 @@ def serve(
     else:
         for line in starting.lines:
             terminal.say(line)
-    gc.disable()  # until the page is up: startup creates no garbage, and collections delay it
+    gc.disable()  # until the server is ready: startup creates little garbage, and collections delay it
     from notso.web.engine.models import ModelRegistry
     from notso.web.engine.port import EngineSource
     from notso.web.engine.remote.remote_engine import RemoteSource
@@ -148,12 +149,12 @@ def serve(
 
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         configured = replace(config, model=None if model_file is None else str(model_file), beside_bytes=beside)
-        if model_file != path:  # adapters and template belong to the model they were given for
+        if model_file != path:  # --adapter and --chat-template-file apply only to the model given by --model
             configured = replace(configured, adapters=(), chat_template_file=None)
         return Engine.load(configured, find_processor=plugins.logits_processor)
 
     def ready(address: str) -> None:
-        gc.freeze()  # startup objects live as long as the process
+        gc.freeze()  # objects created at startup live as long as the process
         gc.enable()
         if as_json:
             terminal.say_json({"event": "open", "url": address})
@@ -189,7 +190,7 @@ def introduction(path: Path | None, config: EngineConfig) -> Introduction:
     """Return the startup summary. Raises NotsoError."""
     from notso.smollm3.hub import registry as hub
 
-    # A damaged file or too little memory must fail before the server listens.
+    # A damaged file or insufficient memory must fail before the server listens.
     plan, device, note = engines.plan_model(path or hub.demo_path(), config)
     if path is None:
         model = ["model    built-in demo model: tiny, for trying out the interface", better_model()]

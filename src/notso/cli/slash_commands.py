@@ -1,4 +1,4 @@
-"""Conversation of `notso chat`, its slash commands, and the files that they save and load."""
+"""The conversation and the slash commands of `notso chat`, and saved conversations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Conversation:
-    """Conversation of `notso chat`. Without `params.seed`, seeds are random."""
+    """A conversation of `notso chat`. Seeds are random unless `params.seed` is set."""
 
     engine: Engine
     params: SamplingParams
@@ -40,26 +40,26 @@ class Conversation:
     open_engine: Callable[[Path | None, bool], Engine] = field(
         default=lambda path, is_first: engines.open_engine(path, None, None)
     )
-    is_first: bool = True  # the model that the command was started with, and the adapters and template for it
+    is_first: bool = True  # still using the initial model, to which --adapter and --chat-template-file apply
     messages: list[Message] = field(default_factory=list)
     saved_as: Path | None = None
     context_used_tokens: int = 0
 
     def ask(self, question: str) -> PrintedMessage:
-        """Answer a question, printing as it is generated, and store both.
+        """Generate and print the answer to a question, and add both to the conversation.
 
-        After Ctrl-C the partial answer is kept; a second one raises KeyboardInterrupt.
+        Ctrl-C stops the answer and keeps its text; a second Ctrl-C raises KeyboardInterrupt.
         """
         from notso.smollm3.values.messages import Message
 
         asked = [*self.messages, Message("user", question)]
         answer = self._generate(asked)
-        # Only now: an error of the engine leaves the conversation unchanged.
+        # Assigned last: an engine error leaves the conversation unchanged.
         self.messages = [*asked, Message("assistant", answer.text, reasoning_content=answer.reasoning or None)]
         return answer
 
     def go_on(self) -> PrintedMessage | None:
-        """Continue the last answer as `ask` does; None: there is none."""
+        """Continue the last answer, like `ask`. Returns None if there is no answer."""
         if not self.messages or self.messages[-1].role != "assistant":
             return None
         last = self.messages[-1]
@@ -95,20 +95,20 @@ class Conversation:
         return answer
 
     def switch_model(self, path: Path | None) -> str | None:
-        """Load another model (None: the demo), and return the adapter that is not used with it.
+        """Load another model (None: the demo) and return the name of the adapter that no longer applies, if any.
 
-        Raises NotsoError or OSError; the old model, with its adapter, then stays in use.
+        Raises NotsoError or OSError, in which case the previous model and adapter stay in use.
         """
         engines.check_model(path)
         before, unused = self.engine, self.adapter
-        # Closed first: two models may not fit in memory.
+        # Close the previous model first: two models may not fit in memory.
         before.close()
         try:
             self.engine = self.open_engine(path, False)
         except BaseException:
             self.engine = self.open_engine(None if before.info.is_demo else Path(before.info.path), self.is_first)
             raise
-        self.is_first, self.adapter = False, None  # adapters belong to the model that they were given for
+        self.is_first, self.adapter = False, None  # an adapter applies only to the model it was made for
         self.context_used_tokens = 0
         return unused
 
@@ -147,11 +147,11 @@ class Leave(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Lines to print, and a question to ask again, or that the last answer continues."""
+    """Result of a slash command."""
 
-    lines: tuple[str, ...] = ()
-    question: str | None = None
-    continues: bool = False
+    lines: tuple[str, ...] = ()  # to print
+    question: str | None = None  # to ask again
+    continues: bool = False  # continue the last answer
 
 
 def run_command(conversation: Conversation, line: str) -> Outcome:
@@ -192,7 +192,7 @@ def _thinking(conversation: Conversation, argument: str) -> Outcome:
         conversation.thinking = True
         conversation.params = dataclasses.replace(conversation.params, thinking_budget=int(argument))
     else:
-        return Outcome((f"/thinking takes on, off, a number of tokens, hide or show, not {argument!r}.",))
+        return Outcome((f"/thinking takes on, off, hide, show or a number of tokens, not {argument!r}.",))
     shown = "" if conversation.show_thinking else ", not shown"
     budget = conversation.params.thinking_budget
     most = f", at most {budget:,} tokens" if conversation.thinking and budget is not None else ""
@@ -249,7 +249,7 @@ def _model(conversation: Conversation, argument: str) -> Outcome:
             return Outcome((f"{several}; /model lists them.",))
         (path,) = found.values()
     unused = conversation.switch_model(model_file(path))
-    dropped = f"The adapter {unused} belongs to the other model and is not used." if unused is not None else None
+    dropped = f"The adapter {unused} belongs to the previous model and is not used." if unused is not None else None
     notice = engines.demo_notice(conversation.engine.info)
     return Outcome((engines.title(conversation.engine.info), *filter(None, [dropped, notice])))
 
@@ -257,13 +257,13 @@ def _model(conversation: Conversation, argument: str) -> Outcome:
 def _save(conversation: Conversation, argument: str) -> Outcome:
     path = Path(argument).expanduser() if argument else conversation.saved_as
     if path is None:
-        return Outcome(("/save takes the name of a file.",))
+        return Outcome(("/save requires the name of a file.",))
     return _written(conversation, path, as_json, replace=path == conversation.saved_as, saves=True)
 
 
 def _export(conversation: Conversation, argument: str) -> Outcome:
     if not argument:
-        return Outcome(("/export takes the name of a file: .md for Markdown, .json for messages.",))
+        return Outcome(("/export requires the name of a file: .md for Markdown, .json for messages.",))
     path = Path(argument).expanduser()
     return _written(conversation, path, as_json if path.suffix == ".json" else as_markdown)
 
@@ -288,7 +288,7 @@ def _written(
 
 def _load(conversation: Conversation, argument: str) -> Outcome:
     if not argument:
-        return Outcome(("/load takes the name of a file.",))
+        return Outcome(("/load requires the name of a file.",))
     path = Path(argument).expanduser()
     try:
         loaded = read_chat(path)
@@ -321,7 +321,7 @@ _RUN: dict[str, Callable[[Conversation, str], Outcome]] = {
 COMMANDS: tuple[SlashCommand, ...] = commands_of("terminal")
 
 
-MAX_BYTES = 16 << 20  # the page's own limit for an import
+MAX_BYTES = 16 << 20  # same limit as for imports on the chat page
 
 
 class LoadedChat(NamedTuple):
@@ -330,17 +330,17 @@ class LoadedChat(NamedTuple):
 
 
 class ChatFileError(Exception):
-    """The file cannot be read or written; the message names it."""
+    """A file cannot be read or written; the message names the file."""
 
 
 def write_chat(path: Path, content: str, *, replace: bool = False) -> None:
-    """Write a file that only its owner can read. Raises ChatFileError, also if it exists and `replace` is false."""
+    """Write a file that only its owner can read. Raises ChatFileError, also for an existing file unless `replace`."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as file:
             file.write(content)
     except FileExistsError:
-        raise ChatFileError(f"{path} exists already; use another name") from None
+        raise ChatFileError(f"{path} already exists; use another name") from None
     except (OSError, ValueError) as error:
         raise ChatFileError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
@@ -364,7 +364,7 @@ def as_markdown(messages: Sequence[Message], system: str | None) -> str:
 
 
 def read_chat(path: Path) -> LoadedChat:
-    """Read a message list, or the newest chat of the page's export. Raises ChatFileError."""
+    """Read a list of messages, or the newest chat in an export of the chat page. Raises ChatFileError."""
     from notso.smollm3.values.messages import Message
     from notso.web.chat.files.imports import read_chats
     from notso.web.values.errors import Problem
@@ -376,7 +376,7 @@ def read_chat(path: Path) -> LoadedChat:
     except Problem as problem:
         raise ChatFileError(f"{path}: {problem.sentence.rstrip('.')}") from None
     if not chats:
-        raise ChatFileError(f"{path}: there is no chat in it")
+        raise ChatFileError(f"{path} contains no chat")
     chat, stored = max(chats, key=lambda each: each[0].updated_ms)
     line = _shown(stored, chat.chosen_root)
     messages = [Message(each.role, each.content, reasoning_content=each.reasoning or None) for each in line]
@@ -384,7 +384,7 @@ def read_chat(path: Path) -> LoadedChat:
 
 
 def _shown(stored: Sequence[StoredMessage], chosen: str | None) -> list[StoredMessage]:
-    # A chat of the page is a tree of versions: the shown line follows the choices, or the newest version.
+    # A chat is a tree of versions: follow the selected child of each message, or else its newest one.
     below: dict[str | None, dict[str, StoredMessage]] = {}
     for each in stored:
         below.setdefault(each.parent_id, {})[each.id] = each

@@ -30,9 +30,9 @@ def store(
 ) -> None:
     """Migrate conversations between SQLite and PostgreSQL.
 
-    Copies conversations, keys and usage. Stop every server that uses either side first. The copy is read back and
-    compared before it is committed, so the target receives everything or nothing. Put passwords in ~/.pgpass or
-    PGPASSWORD, not on the command line, where other users can see them.
+    Copies conversations, keys and usage. First stop every server that uses the source or the target. The copy is read
+    back and compared before it is committed, so the target receives either everything or nothing. Put passwords in
+    ~/.pgpass or PGPASSWORD, not on the command line, where other users can see them.
     """
     from notso.web.store.copy import copy_everything
 

@@ -44,7 +44,8 @@ def synthesise(
 ) -> None:
     """Generate a model file with random weights (for tests).
 
-    The full size has 326 tensors: 216 Q4_K, 37 Q6_K, 73 F32, 1.91 GB. It generates nonsense at the real model's speed.
+    At full size, the file has 1.91 GB in 326 tensors: 216 Q4_K, 37 Q6_K and 73 F32. The model generates nonsense at the
+    speed of SmolLM3-3B.
     """
     options.require_free_place(out, force, "OUT.gguf")
     from notso.smollm3.diagnostics.synth import write_synthetic

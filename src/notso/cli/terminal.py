@@ -1,6 +1,6 @@
 """Terminal output: results on stdout; progress, reasoning and notices on stderr.
 
-Colors, spinners and progress bars appear only on interactive terminals that support them; NO_COLOR leaves the bars.
+Colors, spinners and progress bars appear only on interactive terminals. NO_COLOR disables colors and spinners.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
 _CODES: dict[Style, str] = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
-# Control characters in model output could move the cursor or retitle the window: they are shown as symbols.
+# Control characters in model output could move the cursor or change the window title; symbols are shown instead.
 _HARMLESS: dict[int, str] = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
 _HARMLESS |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
 
@@ -34,12 +34,12 @@ def harmless(text: str) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Like `harmless`, with newlines and tabs; for untrusted names."""
+    """Like `harmless`, but also replace newlines and tabs; for untrusted names."""
     return harmless(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
 
 
 class Nowhere(io.TextIOWrapper):
-    """Discards text, and remembers that there was some."""
+    """Discards text; `lost` is set once there was any."""
 
     lost = False
 
@@ -58,7 +58,7 @@ def prepare_streams() -> None:
             # A standard stream is None if the parent process closed it.
             setattr(sys, name, Nowhere())
         elif hasattr(stream, "reconfigure"):
-            # Characters that the terminal cannot encode must not raise.
+            # Characters that the terminal cannot encode must not raise an error.
             stream.reconfigure(errors="replace")
 
 
@@ -104,7 +104,7 @@ def say_json(value: Any) -> None:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Return aligned rows; `right` columns are right-aligned."""
+    """Return rows with aligned columns; those in `right` are right-aligned."""
     if not rows:
         return []
     rows = [[on_one_line(cell) for cell in row] for row in rows]
@@ -138,7 +138,7 @@ def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progr
 
 @contextlib.contextmanager
 def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
-    """Show a spinner; the yielded callable stops it."""
+    """Show a spinner, which the yielded callable stops."""
     if silent or not has_colour(sys.stderr):
         yield lambda: None
         return
@@ -154,7 +154,7 @@ def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def quiet_keys() -> Iterator[None]:
-    """Keep a terminal from echoing `^C`, which may break the line being redrawn, so that it appears twice."""
+    """Keep the terminal from echoing `^C`, which can wrap the line being redrawn, so that it appears twice."""
     try:
         before = termios.tcgetattr(sys.stdin)
         modes = [*before]

@@ -1,4 +1,4 @@
-"""`notso tune`: fine-tune a LoRA adapter, with answers before and after."""
+"""`notso tune`: fine-tune a LoRA adapter, and compare answers before and after."""
 
 from __future__ import annotations
 
@@ -53,11 +53,14 @@ def tune(
         typer.Option(
             "--rehearse",
             metavar="QUESTIONS.txt",
-            help="Replay prompts besides the built-in ones: their original answers are mixed in to limit forgetting.",
+            help="Prompts to rehearse besides the built-in ones: the untuned model's answers to them are added to the "
+            "training data, to limit forgetting.",
             show_default=False,
         ),
     ] = None,
-    no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Train on the dataset only.")] = False,
+    no_rehearsal: Annotated[
+        bool, typer.Option("--no-rehearsal", help="Train on the dataset only, without rehearsal.")
+    ] = False,
     epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="Number of epochs.")] = 3,
     rank: Annotated[int, typer.Option("--rank", metavar="N", help="LoRA rank.")] = 16,
     learning_rate: Annotated[
@@ -78,8 +81,8 @@ def tune(
 ) -> None:
     """Fine-tune a LoRA adapter on conversations.
 
-    Trains LoRA on all matrices with TRL and PEFT (requires the extra tune). The loss covers assistant messages
-    only. An interrupted run continues from its checkpoint in the folder ADAPTER.gguf.tuning.
+    Trains LoRA on all weight matrices with TRL and PEFT (requires the extra tune). The loss covers only assistant
+    messages. An interrupted run continues from its checkpoint in the folder ADAPTER.gguf.tuning.
     """
     options.require_free_place(out, force, "--out")
     if merge is not None:
@@ -108,26 +111,26 @@ def tune(
     if no_rehearsal and rehearse is not None:
         raise typer.BadParameter("cannot be combined with --rehearse", param_hint="--no-rehearsal")
     own = options.read_text(rehearse, "--rehearse") if rehearse is not None else ""
-    # A resumed run keeps its date: the date is part of the prompt, so another one would change the rows.
+    # A resumed run keeps its date, which is part of the prompts: another date would change the rows.
     day = trainer.begun_on(folder) or date.today()
     writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
     rows = writer.read(data)
     before = _answers(base, None, questions, threads)
-    learnt, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
+    learned, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
     if not held_out and not as_json:
         terminal.note(f"{len(rows)} rows are too few for a validation split; no validation loss is reported.")
     parameters = base_model.parameters_of(base)
     with terminal.progress(as_json=as_json) as report:
-        kept = [] if no_rehearsal else _kept(base, own, folder, recipe.max_tokens, day, threads, report)
+        kept = [] if no_rehearsal else _rehearsal(base, own, folder, recipe.max_tokens, day, threads, report)
         rehearsed = []
         for row in kept:
-            with suppress(ValueError):  # truncation leaves no answer in this conversation
+            with suppress(ValueError):  # the truncated conversation contains no answer
                 rehearsed.append(writer.row(row))
         digest = recipe.digest(data.read_bytes(), _identity(base), json.dumps(kept).encode())
         outcome = trainer.train(
             partial(base_model.load, source),
             recipe,
-            learnt,
+            learned,
             rehearsed,
             held_out,
             folder,
@@ -141,7 +144,7 @@ def tune(
     if merge is not None:
         adapter_writer.write_merged(outcome.peft_folder, base, merge, "Q4_K_M", threads)
     after = _answers(base, out, questions, threads)
-    _tell(out, merge, outcome, len(learnt), len(rehearsed), len(held_out), questions, before, after, as_json)
+    _show_outcome(out, merge, outcome, len(learned), len(rehearsed), len(held_out), questions, before, after, as_json)
     shutil.rmtree(folder)
 
 
@@ -161,7 +164,7 @@ def _answers(base: Path, adapter: Path | None, questions: Sequence[str], threads
         return []
     from notso.smollm3 import Message, RequestOptions, SamplingParams
 
-    # Greedy and without thinking, so that answers before and after are comparable.
+    # Greedy and without thinking, so that the answers before and after are comparable.
     sampling = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
     asked = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
     adapters = [] if adapter is None else [f"tuned={adapter}"]
@@ -173,7 +176,7 @@ def _text(events: Iterator[Event]) -> str:
     return "".join(event.text for event in events if event.kind == "text").strip()
 
 
-def _kept(
+def _rehearsal(
     base: Path,
     own: str,
     folder: Path,
@@ -186,7 +189,7 @@ def _kept(
 
     shipped = training_rows.SHIPPED.read_text("utf-8")
     conversations = [*training_rows.read(shipped, training_rows.SHIPPED.name), *training_rows.read(own, "--rehearse")]
-    # The untuned model's answers are stored for resumed runs.
+    # The untuned model's answers are stored, so that a resumed run uses the same ones.
     file = folder / f"rehearsal-{hashlib.sha256((shipped + own).encode()).hexdigest()[:16]}.json"
     try:
         found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
@@ -200,11 +203,11 @@ def _kept(
     return found
 
 
-def _tell(
+def _show_outcome(
     out: Path,
     merge: Path | None,
     outcome: Outcome,
-    learnt: int,
+    learned: int,
     rehearsed: int,
     held_out: int,
     questions: Sequence[str],
@@ -221,7 +224,7 @@ def _tell(
             {
                 "adapter": str(out),
                 "merged": str(merge) if merge is not None else None,
-                "rows": learnt,
+                "rows": learned,
                 "rows_rehearsed": rehearsed,
                 "rows_held_out": held_out,
                 "steps": outcome.steps,
@@ -233,9 +236,11 @@ def _tell(
             }
         )
         return
-    went_on = f", resumed at step {outcome.resumed_at}" if outcome.resumed_at else ""
-    along = f" and {rehearsed:,} replayed rows" if rehearsed else ""
-    terminal.note(f"{outcome.steps} steps over {learnt:,} rows{along}{went_on}; final loss {outcome.loss:.3f}")
+    resumption = f", resumed at step {outcome.resumed_at}" if outcome.resumed_at else ""
+    with_rehearsal = f" and {rehearsed:,} rehearsed rows" if rehearsed else ""
+    terminal.note(
+        f"{outcome.steps} steps over {learned:,} rows{with_rehearsal}{resumption}; final loss {outcome.loss:.3f}"
+    )
     if outcome.held_out_before is not None and outcome.held_out_after is not None:
         terminal.note(
             f"validation loss over {held_out:,} rows: {outcome.held_out_before:.3f} before, "
@@ -246,4 +251,4 @@ def _tell(
     terminal.say(str(out))
     if merge is not None:
         terminal.say(str(merge))
-    terminal.note(f"`notso run --adapter {out.stem}={out} PROMPT` tries it.")
+    terminal.note(f"Try it with `notso run --adapter {out.stem}={out} PROMPT`.")

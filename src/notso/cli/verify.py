@@ -32,7 +32,7 @@ def verify(
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     golden: Annotated[
         bool,
-        typer.Option("--golden", help="Only compare with reference results that transformers computed for SmolLM3-3B."),
+        typer.Option("--golden", help="Only compare with reference results computed with transformers for SmolLM3-3B."),
     ] = False,
     golden_file: Annotated[
         Path | None,
@@ -45,14 +45,17 @@ def verify(
         typer.Option(
             "--receipt",
             metavar="JSON",
-            help="Draw the answer of this receipt again, token by token.",
+            help="Generate the answer of this receipt again and compare it token by token.",
             show_default=False,
         ),
     ] = None,
     transcript: Annotated[
         Path | None,
         typer.Option(
-            "--transcript", metavar="JSON", help="Open receipt of the answer, for a sealed one.", show_default=False
+            "--transcript",
+            metavar="JSON",
+            help="Open receipt of the same answer; required if the receipt is sealed.",
+            show_default=False,
         ),
     ] = None,
     model: options.Model = None,
@@ -63,12 +66,12 @@ def verify(
 ) -> None:
     """Check a file's hash, structure, prompts and tensors.
 
-    Compares the SHA-256 with the published ones, renders prompts with the tokenizer and chat template, and compares
-    each tensor's quantized product with that of its dequantized reference; the largest error is shown. Exit code 3 if a
-    check fails.
+    Compares the SHA-256 with the published ones, renders prompts with the tokenizer and the chat template, and compares
+    the products of each quantized tensor with those of the dequantized tensor; the largest error is shown. Exit code 3
+    if a check fails.
 
-    With --receipt, the answer of a receipt is drawn again instead, and the first token that differs is named. Exit code
-    1 if one does, or if the receipt is of another model.
+    With --receipt, generates the answer of a receipt again instead and reports the first token that differs. Exit code
+    1 if a token differs or the receipt is from another model.
     """
     from notso.smollm3.diagnostics.verification import verify_file
     from notso.smollm3.hub import registry
@@ -106,7 +109,7 @@ def verify(
 def _compare(path: Path, goldens: Path | None, as_json: bool) -> None:
     from notso.smollm3.diagnostics.goldens import RELEASED, check_goldens
 
-    with terminal.waiting("computing the goldens", silent=as_json):
+    with terminal.waiting("computing the results to compare", silent=as_json):
         found = check_goldens(path, goldens or RELEASED)
     if as_json:
         terminal.say_json({**asdict(found), "path": str(path), "ok": found.ok})
@@ -130,20 +133,22 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     receipts = _listed(_json(path, "--receipt"))
     wholes = [None] * len(receipts) if transcript is None else _listed(_json(transcript, "--transcript"))
     if len(wholes) != len(receipts):
-        raise typer.BadParameter(f"it has {len(wholes)} receipts, not {len(receipts)}", param_hint="--transcript")
+        raise typer.BadParameter(
+            f"{transcript} has {len(wholes)} receipts, not {len(receipts)}", param_hint="--transcript"
+        )
     named = receipts[0].get("kv_format") if isinstance(receipts[0], dict) else None
-    # Another format is refused by what the engine has, and a receipt that names no tokens as it is.
+    # check_receipt refuses unknown cache formats and receipts without tokens.
     kv: KVChoice = next((each for each in KV_CHOICES if each == named), "auto")
     context = max(512, 1 + max(map(_tokens_of, receipts)))
     problem, place, tokens, began = "", None, 0, time.perf_counter()
     try:
         with (
             engines.open_engine(model, context, None, kv=kv, silent=True, adapters=adapters) as engine,
-            terminal.waiting("drawing the answer again", silent=as_json),
+            terminal.waiting("generating the answer again", silent=as_json),
         ):
             began = time.perf_counter()
-            for number, (told, whole) in enumerate(zip(receipts, wholes, strict=True), start=1):
-                found = engine.check_receipt(told, whole)
+            for number, (receipt, whole) in enumerate(zip(receipts, wholes, strict=True), start=1):
+                found = engine.check_receipt(receipt, whole)
                 problem, place = found.problem, found.place
                 if problem:
                     problem = problem if len(receipts) == 1 else f"receipt {number}: {problem}"
@@ -157,14 +162,14 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
     elif problem:
         terminal.warn(terminal.on_one_line(problem))
     else:
-        terminal.say(f"{tokens:,} tokens drawn again in {seconds:.1f} s: all equal")
+        terminal.say(f"{tokens:,} tokens generated again in {seconds:.1f} s: all equal")
     if problem:
         raise typer.Exit(exit_codes.FAILED)
 
 
-def _listed(told: Any) -> list[Any]:
-    """Return a file's receipts, one per call of tools and one at the end."""
-    return told if isinstance(told, list) and told else [told]
+def _listed(receipt: Any) -> list[Any]:
+    # A file has one receipt for each round of tool calls, and one for the end.
+    return receipt if isinstance(receipt, list) and receipt else [receipt]
 
 
 def _tokens_of(receipt: Any) -> int:
@@ -181,7 +186,7 @@ def _json(path: Path, name: str) -> Any:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the published file of equal size but another hash."""
+    """Return the published file with the same size, if the hash differs."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:

@@ -22,11 +22,11 @@ Api = Literal["openai", "responses", "anthropic", "ollama"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnPage:
-    """A parameter on the settings page: English label, hint, and what an empty field without a default stands for."""
+    """A parameter's field on the settings page, with its English label and hint."""
 
     label: str
     hint: str
-    unset: str = ""
+    unset: str = ""  # meaning of an empty field without a default
     place: int = 99  # on the form
     low: float | None = None  # narrower than the engine's range
     high: float | None = None
@@ -34,30 +34,30 @@ class OnPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A sampling parameter as the command line, the APIs, the documents and the settings page have it.
+    """Metadata of a sampling parameter for the command line, the APIs, the docs and the settings page.
 
-    An API maps its names of the parameter to their documentation; by default it has the parameter's own name.
+    Each API maps its names for the parameter to their documentation; by default, the name is the field's.
     """
 
-    help: str = ""  # of the command-line option; without it there is none
+    help: str = ""  # of the command-line option; empty: no option
     metavar: str = ""  # default: by kind and range
     short: str = ""
     low: float = 0
     high: float = 1 << 31
     above: bool = False  # `low` itself is not allowed
-    most: int = 0  # items of a list
-    characters: int = 0  # of each
+    most: int = 0  # maximum number of items of a list
+    characters: int = 0  # maximum length of an item
     text: str = ""  # documentation of the field in the APIs; default: `help`
     openai: Mapping[str, str] | None = None  # /v1/chat/completions, /v1/completions and llama.cpp's /completion
     responses: Mapping[str, str] | None = None
     anthropic: Mapping[str, str] | None = None
     ollama: Mapping[str, str] | None = None
-    gguf: str = ""  # key of a model file under general.sampling
+    gguf: str = ""  # key in a model file, below general.sampling
     page: OnPage | None = None
-    # Known from the field itself
+    # Taken from the field itself
     name: str = ""
     default: Any = None
-    kind: type = object  # of a list, the kind of its items
+    kind: type = object  # for a list, the type of its items
     is_list: bool = False
 
     def names(self, api: Api) -> Mapping[str, str]:
@@ -80,26 +80,29 @@ _WINDOW = "tokens considered by the penalties; default 256; -1: all; 0: none"
 class SamplingParams:
     """Sampling parameters. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
 
-    The metadata of each field has its range and meaning (PARAMETERS). None: no limit, or a random seed. The same seed
-    and input give the same text. Penalties count the last `penalty_window` tokens of prompt and answer. DRY lowers a
+    PARAMETERS has the range and meaning of each field. None means no limit, or a random seed. The same seed and input
+    give the same text. Penalties count the last `penalty_window` tokens of prompt and answer. DRY lowers the logit of a
     token that extends a repetition of at least `dry_allowed_length` tokens by
     dry_multiplier * dry_base ** (length - dry_allowed_length).
 
-    given: names of fields that were set although they have the default's value. Other fields with their default's value
-        take that of the model file, if it has one (see `with_defaults`).
+    given: fields that were set explicitly, possibly to their default. Other fields that have their default value take
+        the model file's value, if there is one (see `with_defaults`).
 
     Raises InvalidRequestError with the field as `param`.
     """
 
     max_tokens: int | None = _parameter(
         None,
-        help="Maximum tokens to generate, including thinking. Default: what fits.",
+        help="Maximum tokens to generate, including thinking. Default: limited by the context only.",
         short="-n",
         low=1,
-        openai=_NONE,  # differs among its APIs
-        responses={"max_output_tokens": "maximum tokens, including reasoning; if omitted or too large: what fits"},
+        openai=_NONE,  # differs between OpenAI's APIs
+        responses={
+            "max_output_tokens": "maximum tokens, including reasoning; if omitted or too large: as many as fit in the "
+            "context"
+        },
         anthropic=_NONE,  # required there
-        ollama={"num_predict": "maximum tokens, including reasoning; 0 or less: what fits"},
+        ollama={"num_predict": "maximum tokens, including reasoning; 0 or less: as many as fit in the context"},
         page=OnPage(
             label="Max tokens",
             hint="Maximum length of a response. One token is about ¾ of a word.",
@@ -110,8 +113,8 @@ class SamplingParams:
     )
     thinking_budget: int | None = _parameter(
         None,
-        help="Maximum tokens of thinking, which then ends. Default: no limit of its own.",
-        openai=_NONE,  # each API has its own forms of it
+        help="Maximum thinking tokens, after which the answer begins. Default: unlimited.",
+        openai=_NONE,  # each API specifies it differently
         responses=_NONE,
         anthropic=_NONE,
         ollama=_NONE,
@@ -146,7 +149,7 @@ class SamplingParams:
     )
     top_k: int = _parameter(
         0,
-        help="Choose among the N most likely tokens; 0 is off.",
+        help="Sample only from the N most likely tokens; 0 is off.",
         text="0 is off",
         openai={"top_k": "0 or -1 is off"},
         responses=_NONE,
@@ -155,7 +158,7 @@ class SamplingParams:
     )
     min_p: float = _parameter(
         0.0,
-        help="Drop tokens less likely than this share of the most likely one.",
+        help="Ignore tokens less likely than this fraction of the most likely one.",
         high=1,
         text="0 to 1, relative to the most likely token; 0 is off",
         gguf="min_p",
@@ -180,7 +183,7 @@ class SamplingParams:
     )
     presence_penalty: float = _parameter(
         0.0,
-        help="Penalty on tokens that occurred.",
+        help="Penalty on tokens that have already occurred.",
         low=-2,
         high=2,
         text="-2 to 2",
@@ -189,7 +192,7 @@ class SamplingParams:
     )
     frequency_penalty: float = _parameter(
         0.0,
-        help="Penalty on tokens by how often they occurred.",
+        help="Penalty on tokens in proportion to how often they have occurred.",
         low=-2,
         high=2,
         text="-2 to 2",
@@ -198,7 +201,7 @@ class SamplingParams:
     )
     penalty_window: int = _parameter(
         256,
-        help="Tokens that the penalties look back; 0: all.",
+        help="Number of recent tokens that the penalties consider; 0: all.",
         openai={"repeat_last_n": _WINDOW},
         ollama={"repeat_last_n": _WINDOW},
         gguf="penalty_last_n",
@@ -224,38 +227,42 @@ class SamplingParams:
         default_factory=dict,
         metadata={
             "parameter": Parameter(
-                low=-100, high=100, most=MAX_LOGIT_BIAS, text="token id to -100..100, up to 1,024", **_OPENAI_ONLY
+                low=-100,
+                high=100,
+                most=MAX_LOGIT_BIAS,
+                text="maps up to 1,024 token ids to values from -100 to 100",
+                **_OPENAI_ONLY,
             )
         },
     )
     stop: tuple[str, ...] = _parameter(
         (),
-        help="Stop at this text; repeatable (64 at most).",
+        help="Stop when this text is generated; repeatable (at most 64).",
         most=MAX_STOP_STRINGS,
         characters=MAX_STOP_CHARACTERS,
-        text=f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not returned",
+        text=f"a string, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not included in the response",
         responses=_NONE,
         anthropic={
-            "stop_sequences": f"up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer, and "
-            "named in `stop_sequence`"
+            "stop_sequences": f"up to {MAX_STOP_STRINGS} strings of up to 256 characters each; not included in the "
+            "answer, but reported in `stop_sequence`"
         },
     )
     stop_token_ids: tuple[int, ...] = _parameter(
         (),
-        help="Stop at this token; repeatable (64 at most).",
+        help="Stop when the token with this id is generated; repeatable (at most 64).",
         most=MAX_STOP_TOKENS,
-        text=f"up to {MAX_STOP_TOKENS} token ids that end the response; not returned",
+        text=f"up to {MAX_STOP_TOKENS} token ids that end the response; not included in it",
         **_OPENAI_ONLY,
     )
     min_tokens: int = _parameter(
         0,
-        help="Minimum tokens before the answer may end.",
+        help="Minimum number of tokens before the answer may end.",
         text="minimum tokens, including reasoning, before the response may end; not with a grammar",
         **_OPENAI_ONLY,
     )
     ignore_eos: bool = _parameter(
         False,
-        help="Continue past the model's own end of the answer.",
+        help="Continue when the model ends its answer.",
         text="true: continue past the end of the response, as in llama.cpp; not with a grammar",
         **_OPENAI_ONLY,
     )
@@ -265,23 +272,23 @@ class SamplingParams:
         high=1,
         above=True,
         text="above 0 to 1; 1 is off",
-        openai={"typical_p": "above 0 to 1; 1 is off; behind `top_k`, before `top_p`"},
+        openai={"typical_p": "above 0 to 1; 1 is off; applied after `top_k` and before `top_p`"},
         **_OPENAI_AND_OLLAMA,
     )
     xtc_probability: float = _parameter(
         0.0,
-        help="Chance of dropping all but the least likely token above the XTC threshold.",
+        help="Probability of removing all but the least likely of the tokens above the XTC threshold.",
         high=1,
-        text="0 to 1, 0 is off: the probability of removing all but the least likely of the tokens above "
+        text="0 to 1; 0 is off; probability of removing all but the least likely of the tokens above "
         "`xtc_threshold`, after the other filters",
         gguf="xtc_probability",
         **_OPENAI_ONLY,
     )
     xtc_threshold: float = _parameter(
         0.1,
-        help="XTC threshold.",
+        help="Probability above which XTC may remove a token.",
         high=1,
-        text="0 to 1; default 0.1; above 0.5 nothing is removed",
+        text="0 to 1; default 0.1; above 0.5, nothing is removed",
         gguf="xtc_threshold",
         **_OPENAI_ONLY,
     )
@@ -289,12 +296,12 @@ class SamplingParams:
         0.0,
         help="DRY penalty on repeated sequences; 0 is off.",
         high=100,
-        text="0 to 100, 0 is off: penalizes tokens that extend a repetition, as in llama.cpp",
+        text="0 to 100; 0 is off; penalizes tokens that extend a repetition, as in llama.cpp",
         **_OPENAI_ONLY,
     )
     dry_base: float = _parameter(
         1.75,
-        help="Growth of the DRY penalty with each repeated token.",
+        help="Factor by which the DRY penalty grows with each repeated token.",
         low=1,
         high=100,
         text="1 to 100; default 1.75",
@@ -302,23 +309,23 @@ class SamplingParams:
     )
     dry_allowed_length: int = _parameter(
         2,
-        help="Length up to which repeated sequences have no DRY penalty.",
+        help="Repeated sequences up to this length have no DRY penalty.",
         text="repetitions up to this length are not penalized; default 2",
         **_OPENAI_ONLY,
     )
     dry_penalty_last_n: int = _parameter(
         -1,
-        help="Tokens that DRY looks back; -1: all.",
+        help="Number of recent tokens that DRY searches for repetitions; -1: all.",
         low=-1,
-        text="tokens searched for repetitions; default -1: all; 0 is off",
+        text="number of recent tokens searched for repetitions; default -1: all; 0 is off",
         **_OPENAI_ONLY,
     )
     dry_sequence_breakers: tuple[str, ...] = _parameter(
         DEFAULT_BREAKERS,
-        help="Text that ends a sequence for DRY; repeatable (32 at most).",
+        help="Text that interrupts repetitions for DRY; repeatable (at most 32).",
         most=MAX_BREAKERS,
         characters=MAX_BREAKER_CHARACTERS,
-        text=f'up to {MAX_BREAKERS} texts that end a repetition; default: newline, `:`, `"` and `*`',
+        text=f'up to {MAX_BREAKERS} strings that interrupt repetitions; default: newline, `:`, `"` and `*`',
         **_OPENAI_ONLY,
     )
     given: tuple[str, ...] = field(default=(), compare=False)
@@ -334,7 +341,7 @@ class SamplingParams:
             raise InvalidRequestError("min_tokens must not be above max_tokens", param="min_tokens")
 
     def with_defaults(self, defaults: Mapping[str, float]) -> SamplingParams:
-        """Return a copy in which fields that were not chosen take the values of `defaults`."""
+        """Return a copy in which fields that were not set take the values of `defaults`."""
         unset = {
             name: value
             for name, value in defaults.items()
@@ -364,7 +371,7 @@ _HINTS = get_type_hints(SamplingParams)
 PARAMETERS: Mapping[str, Parameter] = {
     each.name: _known(each, _HINTS[each.name]) for each in fields(SamplingParams) if each.metadata
 }
-"""Every sampling parameter by its name."""
+"""Sampling parameters by name."""
 
 
 class SamplingSettings(TypedDict, total=False):

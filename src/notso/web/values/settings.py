@@ -1,6 +1,6 @@
-"""Operator's settings, validated once and immutable.
+"""Server settings, validated on creation and immutable.
 
-Origin patterns are such as `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
+Examples of origin patterns: `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _RULE = re.compile(rf"({_SCHEME})://(\*|{_HOST})(?::(\*|[0-9]{{1,5}}))?")
 
 
 class OriginRules:
-    """Matches origins against patterns; a star stands for a whole host, port, or everything.
+    """Matches origins against patterns: `*` stands for any host, any port or, alone, any origin.
 
     Raises ValueError for invalid patterns.
     """
 
-    # "null", sent by pages without an origin, cannot be matched.
+    # No pattern matches "null", which browsers send for pages without an origin.
     def __init__(self, rules: Iterable[str]) -> None:
         given = tuple(rules)
         self._any = ANY in given
@@ -70,19 +70,19 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A setting's range, and how `notso serve` offers it; without help, it does not."""
+    """A setting's range and command-line option; without `help`, there is no option."""
 
     help: str = ""
     metavar: str = ""
-    name: str = ""  # default: the setting's
+    name: str = ""  # default: the name of the setting
     short: str = ""
     variable: str = ""  # environment variable
     low: float | None = None
     high: float | None = None
     is_duration: bool = False  # such as 30s, 5m or 1h30m
-    is_folder: bool = False  # an existing one
-    of_the_engine: bool = False  # has no meaning for a front end
-    after: str = ""  # option of `serve` before it; default: that of the setting before
+    is_folder: bool = False  # must be an existing folder
+    of_the_engine: bool = False  # does not apply to front ends
+    after: str = ""  # option that precedes this one in --help; default: the previous setting's
     default: Any = None
     kind: Any = None
 
@@ -117,16 +117,16 @@ class Settings:
     )
     adapter_dir: Path | None = _setting(
         None,
-        help="Directory from which the API may load adapters.",
+        help="Directory the API may load adapters from.",
         metavar="DIR",
         is_folder=True,
         of_the_engine=True,
         after="adapter",
     )
-    # Negative: unlimited. None: the default model stays, others five minutes.
+    # Negative: never unload. None: keep the default model, unload others after five minutes.
     keep_alive_seconds: float | None = _setting(
         None,
-        help="Unload models after this idle time (30s, 5m; -1: never).",
+        help="Unload models idle for this long (30s, 5m; -1: never).",
         metavar="TIME",
         name="keep_alive",
         variable="NOTSO_KEEP_ALIVE",
@@ -141,7 +141,7 @@ class Settings:
         variable="NOTSO_DATA_DIR",
         after="library_disk",
     )
-    # Conversations only, shared by several servers; other files stay in data_dir.
+    # For conversations, shared by several servers; other files stay in data_dir.
     database_url: str | None = _setting(
         None,
         help="Store conversations in PostgreSQL instead of SQLite.",
@@ -162,78 +162,85 @@ class Settings:
         name="allow_host",
         after="api_key_file",
     )
-    allowed_origins: tuple[str, ...] = _setting(  # as for OriginRules
+    allowed_origins: tuple[str, ...] = _setting(  # patterns of OriginRules
         (), help="Allow CORS requests from this origin; repeatable.", metavar="ORIGIN", name="allow_origin"
     )
-    requests_per_minute: int | None = _setting(  # None: RATE_BEYOND_LOOPBACK if public
+    requests_per_minute: int | None = _setting(  # None: RATE_BEYOND_LOOPBACK, or 0 on loopback
         None,
-        help="API requests per minute and client address (0: unlimited).",
+        help="Maximum API requests per minute from each client address (0: unlimited).",
         metavar="N",
         name="rate_limit",
         variable="NOTSO_RATE_LIMIT",
         low=0,
         high=MAX_REQUESTS_PER_MINUTE,
     )
-    valkey_url: str | None = _setting(  # for short-lived messages
+    valkey_url: str | None = _setting(  # for transient state
         None,
-        help="Valkey or Redis URL shared by several servers.",
+        help="URL of the Valkey or Redis server shared by several notso servers.",
         metavar="URL",
         variable="VALKEY_URL",
         secret=True,
     )
-    trusted_proxies: tuple[str, ...] = _setting(  # addresses or networks; X-Forwarded-Proto and -Prefix, too
-        (), help="Trust X-Forwarded-For from this address; repeatable.", metavar="ADDRESS", name="trust_proxy"
+    # Addresses or networks; X-Forwarded-Proto and X-Forwarded-Prefix are trusted as well.
+    trusted_proxies: tuple[str, ...] = _setting(
+        (), help="Trust X-Forwarded-For from this proxy address; repeatable.", metavar="ADDRESS", name="trust_proxy"
     )
     base_path: str = _setting(
         "",
-        help="Path under which a proxy serves it, such as /chat.",
+        help="URL path of this server behind a reverse proxy, such as /chat.",
         metavar="PATH",
         variable="NOTSO_BASE_PATH",
     )
-    leave_seconds: float = _setting(  # /health fails in this time
+    leave_seconds: float = _setting(  # /health returns 503 in this time
         0.0,
-        help="Keep serving this long after shutdown is announced to the load balancer.",
+        help="On shutdown, keep serving for this long while /health returns 503.",
         metavar="S",
         low=0,
         high=600,
     )
     mcp_config: Path | None = _setting(
         None,
-        help="MCP servers that provide tools (requires the extra mcp).",
+        help="File that lists MCP servers to use as tools (requires the extra mcp).",
         metavar="FILE",
         variable="NOTSO_MCP_CONFIG",
     )
     mcp_allowed_http: tuple[str, ...] = _setting(  # besides this machine
         (),
-        help="Allow MCP servers at this host or network over http; repeatable.",
+        help="Allow plain http to MCP servers at this host or network; repeatable.",
         metavar="HOST",
         name="mcp_allow_http",
         variable="NOTSO_MCP_ALLOW_HTTP",
     )
     documents: Path | None = _setting(
         None,
-        help="Folder of documents that all users can ask about; it is only read.",
+        help="Folder of documents that all users can ask about; never modified.",
         metavar="FOLDER",
         variable="NOTSO_DOCUMENTS",
         is_folder=True,
         after="mcp_allow_http",
     )
     unconfined_documents: bool = _setting(
-        False, help="Read PDF files and spreadsheets on systems without Landlock or seccomp.", after="documents"
+        False,
+        help="Parse PDF files and spreadsheets even without a sandbox (no Landlock or seccomp).",
+        after="documents",
     )
-    keep_volatile: bool = _setting(False, help="Keep clients' changing billing lines in prompts.", after="sign_in")
+    keep_volatile: bool = _setting(
+        False,
+        help="Keep Claude Code's billing header in system prompts; it defeats the prompt cache.",
+        after="sign_in",
+    )
     strict_fields: bool = _setting(
-        False, help="Reject requests with unsupported fields.", variable="NOTSO_STRICT_FIELDS"
+        False, help="Reject API requests with unsupported fields.", variable="NOTSO_STRICT_FIELDS"
     )
     api_key: str | None = field(default=None, repr=False)  # required by guarded routes
     engine_key: str | None = field(default=None, repr=False)  # shared secret of engine and front ends
     sign_in_plugin: str | None = None  # plugin that identifies callers
     sign_in: SignInSettings = field(default_factory=SignInSettings)  # rules for several users
-    max_waiting_turns: int = _setting(32, low=1)  # waiting requests before new ones are refused
-    max_message_characters: int = _setting(200_000, low=1)  # of a question
-    max_answer_characters: int = _setting(262_144, low=1)  # an answer beyond this is stopped
+    max_waiting_turns: int = _setting(32, low=1)  # queue length at which new turns are refused
+    max_message_characters: int = _setting(200_000, low=1)  # of a user's message
+    max_answer_characters: int = _setting(262_144, low=1)  # longer answers are stopped
     drain_seconds: float = _setting(10.0, low=0, high=600)  # time for running answers on shutdown
-    send_timeout_seconds: float = 30.0  # a reader that takes nothing for this long is dropped
+    send_timeout_seconds: float = 30.0  # a client that reads nothing for this long is disconnected
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
@@ -264,14 +271,14 @@ class Settings:
         if self.engine_api and self.engine_url is not None:
             raise SettingsError("a front end cannot serve the engine API", setting="engine_api")
         if self.keep_alive_seconds is not None and not math.isfinite(self.keep_alive_seconds):
-            raise SettingsError("keep_alive_seconds must be a number", setting="keep_alive_seconds")
+            raise SettingsError("keep_alive_seconds must be a finite number", setting="keep_alive_seconds")
         if self.valkey_url is not None and not self.valkey_url.startswith(VALKEY_SCHEMES):
             raise SettingsError(f"valkey_url must begin with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
         for proxy in self.trusted_proxies:
             try:
                 ipaddress.ip_network(proxy)
             except ValueError:
-                message = f"trusted_proxies: {proxy!r} is not an address and no network"
+                message = f"trusted_proxies: {proxy!r} is neither an IP address nor a network"
                 raise SettingsError(message, setting="trusted_proxies") from None
         if self.base_path.strip("/") and not is_base_path(self.base_path.rstrip("/")):
             raise SettingsError("base_path must be a path such as /chat", setting="base_path")
@@ -280,7 +287,7 @@ class Settings:
 
     @property
     def host_names(self) -> frozenset[str]:
-        """Accepted `Host` names: lower case, without port or brackets."""
+        """Accepted `Host` names, in lower case, without port or brackets."""
         names = {*LOOPBACK_NAMES, *(name.lower().strip("[]") for name in self.allowed_hosts)}
         if not _is_wildcard(self.host):
             names.add(self.host.lower().strip("[]"))
@@ -317,7 +324,7 @@ OPTIONS: dict[str, Option] = {
 
 
 def _require_key(key: str | None, name: str) -> None:
-    called = "an API key" if name == "api_key" else "an engine's key"
+    called = "an API key" if name == "api_key" else "the engine key"
     if key is not None and (key != key.strip() or not key.isprintable()):
         raise SettingsError(f"{called} must not begin or end with a space or contain line breaks", setting=name)
     if key is not None and len(key) < 16:
