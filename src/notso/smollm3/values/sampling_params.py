@@ -22,31 +22,31 @@ Api = Literal["openai", "responses", "anthropic", "ollama"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnPage:
-    """A parameter on the settings page: English label, hint, and what an empty field without a default stands for."""
+    """A parameter on the settings page, in English."""
 
     label: str
     hint: str
-    unset: str = ""
-    place: int = 99  # on the form
-    low: float | None = None  # narrower than the engine's range
+    unset: str = ""  # meaning of an empty field, if the parameter has no default
+    place: int = 99  # order on the form
+    low: float | None = None  # if the page's range is narrower than the engine's
     high: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A sampling parameter as the command line, the APIs, the documents and the settings page have it.
+    """Description of a sampling parameter for the command line, the APIs, the docs and the settings page.
 
-    An API maps its names of the parameter to their documentation; by default it has the parameter's own name.
+    The field of each API maps its names of the parameter to their documentation. None: the API uses `name`.
     """
 
-    help: str = ""  # of the command-line option; without it there is none
+    help: str = ""  # help of the command-line option; "": no option
     metavar: str = ""  # default: by kind and range
     short: str = ""
     low: float = 0
     high: float = 1 << 31
     above: bool = False  # `low` itself is not allowed
-    most: int = 0  # items of a list
-    characters: int = 0  # of each
+    most: int = 0  # maximum items of a list
+    characters: int = 0  # maximum characters of each item
     text: str = ""  # documentation of the field in the APIs; default: `help`
     openai: Mapping[str, str] | None = None  # /v1/chat/completions, /v1/completions and llama.cpp's /completion
     responses: Mapping[str, str] | None = None
@@ -54,14 +54,14 @@ class Parameter:
     ollama: Mapping[str, str] | None = None
     gguf: str = ""  # key of a model file under general.sampling
     page: OnPage | None = None
-    # Known from the field itself
+    # Derived from the field of SamplingParams
     name: str = ""
     default: Any = None
-    kind: type = object  # of a list, the kind of its items
+    kind: type = object  # for a list, the type of its items
     is_list: bool = False
 
     def names(self, api: Api) -> Mapping[str, str]:
-        """Return the API's names of this parameter and their documentation; none if the API does not have it."""
+        """Return the API's names of this parameter and their documentation; empty if the API does not have it."""
         spelled: Mapping[str, str] | None = getattr(self, api)
         return {self.name: self.text or self.help} if spelled is None else spelled
 
@@ -80,25 +80,25 @@ _WINDOW = "tokens considered by the penalties; default 256; -1: all; 0: none"
 class SamplingParams:
     """Sampling parameters. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
 
-    The metadata of each field has its range and meaning (PARAMETERS). None: no limit, or a random seed. The same seed
-    and input give the same text. Penalties count the last `penalty_window` tokens of prompt and answer. DRY lowers a
-    token that extends a repetition of at least `dry_allowed_length` tokens by
+    PARAMETERS has the range and meaning of each field. None means no limit, or a random seed. The same seed and input
+    give the same text. Penalties consider the last `penalty_window` tokens of prompt and answer. DRY lowers the logit
+    of a token that extends a repetition of at least `dry_allowed_length` tokens by
     dry_multiplier * dry_base ** (length - dry_allowed_length).
 
-    given: names of fields that were set although they have the default's value. Other fields with their default's value
-        take that of the model file, if it has one (see `with_defaults`).
+    given: names of fields that were set explicitly. Other fields that equal their default take the value in the model
+        file, if any (see `with_defaults`).
 
     Raises InvalidRequestError with the field as `param`.
     """
 
     max_tokens: int | None = _parameter(
         None,
-        help="Maximum tokens to generate, including thinking. Default: what fits.",
+        help="Maximum tokens to generate, including thinking. Default: as many as fit.",
         short="-n",
         low=1,
-        openai=_NONE,  # differs among its APIs
+        openai=_NONE,  # each of these APIs declares its own field
         responses={"max_output_tokens": "maximum tokens, including reasoning; if omitted or too large: what fits"},
-        anthropic=_NONE,  # required there
+        anthropic=_NONE,  # the API declares it as required
         ollama={"num_predict": "maximum tokens, including reasoning; 0 or less: what fits"},
         page=OnPage(
             label="Max tokens",
@@ -110,8 +110,8 @@ class SamplingParams:
     )
     thinking_budget: int | None = _parameter(
         None,
-        help="Maximum tokens of thinking, which then ends. Default: no limit of its own.",
-        openai=_NONE,  # each API has its own forms of it
+        help="Maximum tokens of thinking before the answer starts. Default: unlimited.",
+        openai=_NONE,  # each API declares its own fields
         responses=_NONE,
         anthropic=_NONE,
         ollama=_NONE,
@@ -155,7 +155,7 @@ class SamplingParams:
     )
     min_p: float = _parameter(
         0.0,
-        help="Drop tokens less likely than this share of the most likely one.",
+        help="Drop tokens less likely than this fraction of the most likely one.",
         high=1,
         text="0 to 1, relative to the most likely token; 0 is off",
         gguf="min_p",
@@ -180,7 +180,7 @@ class SamplingParams:
     )
     presence_penalty: float = _parameter(
         0.0,
-        help="Penalty on tokens that occurred.",
+        help="Penalty on tokens that have occurred.",
         low=-2,
         high=2,
         text="-2 to 2",
@@ -189,7 +189,7 @@ class SamplingParams:
     )
     frequency_penalty: float = _parameter(
         0.0,
-        help="Penalty on tokens by how often they occurred.",
+        help="Penalty on tokens for each time they have occurred.",
         low=-2,
         high=2,
         text="-2 to 2",
@@ -198,7 +198,7 @@ class SamplingParams:
     )
     penalty_window: int = _parameter(
         256,
-        help="Tokens that the penalties look back; 0: all.",
+        help="Number of recent tokens that penalties consider; 0: all.",
         openai={"repeat_last_n": _WINDOW},
         ollama={"repeat_last_n": _WINDOW},
         gguf="penalty_last_n",
@@ -224,25 +224,25 @@ class SamplingParams:
         default_factory=dict,
         metadata={
             "parameter": Parameter(
-                low=-100, high=100, most=MAX_LOGIT_BIAS, text="token id to -100..100, up to 1,024", **_OPENAI_ONLY
+                low=-100, high=100, most=MAX_LOGIT_BIAS, text="maps up to 1,024 token ids to -100..100", **_OPENAI_ONLY
             )
         },
     )
     stop: tuple[str, ...] = _parameter(
         (),
-        help="Stop at this text; repeatable (64 at most).",
+        help="Stop at this text; repeatable (at most 64 times).",
         most=MAX_STOP_STRINGS,
         characters=MAX_STOP_CHARACTERS,
-        text=f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not returned",
+        text=f"a string, or up to {MAX_STOP_STRINGS} strings, of up to 256 characters each; not returned",
         responses=_NONE,
         anthropic={
-            "stop_sequences": f"up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer, and "
-            "named in `stop_sequence`"
+            "stop_sequences": f"up to {MAX_STOP_STRINGS} strings, of up to 256 characters each; the one that ended the "
+            "answer is returned in `stop_sequence`, not in the text"
         },
     )
     stop_token_ids: tuple[int, ...] = _parameter(
         (),
-        help="Stop at this token; repeatable (64 at most).",
+        help="Stop at this token; repeatable (at most 64 times).",
         most=MAX_STOP_TOKENS,
         text=f"up to {MAX_STOP_TOKENS} token ids that end the response; not returned",
         **_OPENAI_ONLY,
@@ -255,7 +255,7 @@ class SamplingParams:
     )
     ignore_eos: bool = _parameter(
         False,
-        help="Continue past the model's own end of the answer.",
+        help="Continue when the model ends the answer.",
         text="true: continue past the end of the response, as in llama.cpp; not with a grammar",
         **_OPENAI_ONLY,
     )
@@ -265,12 +265,12 @@ class SamplingParams:
         high=1,
         above=True,
         text="above 0 to 1; 1 is off",
-        openai={"typical_p": "above 0 to 1; 1 is off; behind `top_k`, before `top_p`"},
+        openai={"typical_p": "above 0 to 1; 1 is off; applied after `top_k` and before `top_p`"},
         **_OPENAI_AND_OLLAMA,
     )
     xtc_probability: float = _parameter(
         0.0,
-        help="Chance of dropping all but the least likely token above the XTC threshold.",
+        help="Probability of dropping all but the least likely of the tokens above the XTC threshold.",
         high=1,
         text="0 to 1, 0 is off: the probability of removing all but the least likely of the tokens above "
         "`xtc_threshold`, after the other filters",
@@ -294,7 +294,7 @@ class SamplingParams:
     )
     dry_base: float = _parameter(
         1.75,
-        help="Growth of the DRY penalty with each repeated token.",
+        help="Factor by which the DRY penalty grows with each repeated token.",
         low=1,
         high=100,
         text="1 to 100; default 1.75",
@@ -302,23 +302,23 @@ class SamplingParams:
     )
     dry_allowed_length: int = _parameter(
         2,
-        help="Length up to which repeated sequences have no DRY penalty.",
+        help="Maximum length of repeated sequences without a DRY penalty.",
         text="repetitions up to this length are not penalized; default 2",
         **_OPENAI_ONLY,
     )
     dry_penalty_last_n: int = _parameter(
         -1,
-        help="Tokens that DRY looks back; -1: all.",
+        help="Number of recent tokens that DRY searches for repetitions; -1: all.",
         low=-1,
         text="tokens searched for repetitions; default -1: all; 0 is off",
         **_OPENAI_ONLY,
     )
     dry_sequence_breakers: tuple[str, ...] = _parameter(
         DEFAULT_BREAKERS,
-        help="Text that ends a sequence for DRY; repeatable (32 at most).",
+        help="Text that ends a repeated sequence for DRY; repeatable (at most 32 times).",
         most=MAX_BREAKERS,
         characters=MAX_BREAKER_CHARACTERS,
-        text=f'up to {MAX_BREAKERS} texts that end a repetition; default: newline, `:`, `"` and `*`',
+        text=f'up to {MAX_BREAKERS} strings that end a repetition; default: newline, `:`, `"` and `*`',
         **_OPENAI_ONLY,
     )
     given: tuple[str, ...] = field(default=(), compare=False)
@@ -334,7 +334,7 @@ class SamplingParams:
             raise InvalidRequestError("min_tokens must not be above max_tokens", param="min_tokens")
 
     def with_defaults(self, defaults: Mapping[str, float]) -> SamplingParams:
-        """Return a copy in which fields that were not chosen take the values of `defaults`."""
+        """Return a copy in which fields that were not set explicitly have the values in `defaults`."""
         unset = {
             name: value
             for name, value in defaults.items()
