@@ -318,6 +318,7 @@ def outlives(left: Collection[bytes], evicted: bytes) -> bool:
 
 
 def is_reading(digest: bytes) -> bool:
+    """Return whether a digest is that of a reading."""
     return bool(digest[0] & _READING_BIT)
 
 
