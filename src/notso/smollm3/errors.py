@@ -11,7 +11,7 @@ NotsoError
     ├── OutOfMemoryError         the plan exceeds the available memory
     ├── EngineError              the engine failed on this answer
     └── DownloadError            a download failed or does not match its published hash
-        └── NoSpaceError         the disk is full, or too small for it
+        └── NoSpaceError         the disk is full, or too small for the download
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class OutOfMemoryError(ModelError):
 
 
 class EngineError(ModelError):
-    """One answer failed, for example on a non-finite logit; others are unaffected."""
+    """One answer failed, for example because of a non-finite logit. Other answers are unaffected."""
 
 
 class EngineLostError(EngineError):

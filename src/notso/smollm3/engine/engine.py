@@ -350,7 +350,7 @@ class Engine:
     # Measurements
 
     def logits(self, ids: Sequence[int], *, adapter: str | None = None) -> Floats:
-        """Return logits (L, vocab) float32 after each id, from an empty context."""
+        """Return logits (L, vocab) float32 after each id, starting with an empty context."""
         self._require_open()
         tokens = checked_ids(ids, self.config.vocab_size)
         if len(tokens) > self._context_tokens:

@@ -292,7 +292,7 @@ class EngineCore:
             try:
                 work()
             except Exception:
-                _log.exception("an error at the engine's end")
+                _log.exception("an error while the engine was ending")
         self._inbox.clear()
         if self._offload is not None:
             self._offload.close()

@@ -273,7 +273,7 @@ class InputProcessor:
         return write
 
     def _kept_free(self, params: SamplingParams, options: RequestOptions) -> int:
-        # Keeping all of max_tokens free would drop too much history, as many clients request more than the context.
+        # Keeping max_tokens free would drop too much history, because many clients set it to more than the context.
         context = self.context_of(options)
         return min(params.max_tokens or min(GENERATION_TOKENS, context // 4), context // 2)
 

@@ -10,7 +10,7 @@ leaves a name without its data. The folder is synced when the queue is empty. At
 fsync; the checksum detects lost data. The least recently read file is evicted first.
 
 CRC-32 detects accidental damage at a fifth of the cost of a cryptographic hash (4 GB/s, compared with 0.9 for BLAKE2b).
-It need not detect manipulation, which would require access to files of the same user, such as the model.
+It does not detect manipulation, but anyone with write access to the folder could replace the model as well.
 """
 
 from __future__ import annotations

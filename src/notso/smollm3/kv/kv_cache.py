@@ -121,7 +121,7 @@ class KVCache:
         self._is_ready_ahead = large_pages
         is_in_order = blocks is None and max_num_seqs == 1
         in_order = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
-        # (max_num_seqs, tiles) int32. Data beyond the stored length is stale, and attention never reads it.
+        # int32 (max_num_seqs, tiles). Entries beyond the end of a sequence are stale, and attention never reads them.
         self.block_table: Array = backend.upload(
             in_order.copy() if is_in_order else np.zeros((max_num_seqs, tiles), np.int32)
         )

@@ -81,7 +81,7 @@ class Generation:
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` for new events, and once now if there are any. It runs on the engine's thread: do not block."""
+        """Call `notify` for new events, and once now if there are any. It must not block the engine's thread."""
         with self._condition:
             self._listeners.append(notify)
             is_new = bool(self._events)
@@ -91,7 +91,7 @@ class Generation:
     # Control
 
     def stop(self) -> None:
-        """Cancel the answer after the current step."""
+        """Cancel the answer, at the latest after the current step."""
         self.stop_requested = True
         if os.getpid() == self._process:
             self._engine_changed()

@@ -33,7 +33,7 @@ class ReasoningParser:
     #
     # open_id, close_id: tag tokens, None if the model file has none.
     # starts_inside: the prompt ends inside reasoning.
-    # goes_on: the prompt ends with the beginning of the answer, so leading newlines and tags are text.
+    # goes_on: the prompt ends with the beginning of the answer, so leading newlines and spelled-out tags are text.
     # answer_apart: the answer starts when `begin_answer` is called, so text in the same token after a closing tag is
     # dropped.
     def __init__(

@@ -38,7 +38,7 @@ class CallPart:
 class ToolCallParser:
     """Splits streamed text into text and ToolCalls."""
 
-    # Newlines around calls are dropped. How the text is divided into chunks does not affect the calls and the text.
+    # Newlines around calls are dropped. The result does not depend on how the text is divided into chunks.
     #
     # in_parts: a grammar guarantees valid calls, so CallParts with the arguments precede each ToolCall. A call that is
     # cut off consists of CallParts only.

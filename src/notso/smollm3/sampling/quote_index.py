@@ -24,7 +24,7 @@ MAX_WORD = 64
 """Maximum characters of a word. Longer words are split, so that a text without spaces has places, too."""
 BLOCK_BYTES = 64
 SAMPLED = 64
-"""A search of all places first compares one of this many places."""
+"""A search of all places first compares one in this many places."""
 SAMPLES = 512
 """A search of a smaller interval first compares this many of its places, so that few steps remain."""
 CLOSE = b"]]"

@@ -24,7 +24,7 @@ USUAL_NUMBER = 16
 """Usual maximum bytes of a number or name outside strings; each further byte counts as a detour."""
 
 LAST_BYTES = 2
-"""Texts in the same state are treated as alternatives only if this many last bytes are equal."""
+"""Texts in the same state are compared only if this many of their last bytes are equal."""
 
 MAX_RESTS, NEAR = 8, 32
 """Number of suffixes of a known ending to try, and of search steps that try them."""

@@ -6,8 +6,8 @@ content until they are evicted in LRU order, so continued chats, shared system p
 common prefix.
 
 A block records the conversations that computed or used it, and is dropped when all of them have been evicted. A
-"reading" is a named prompt prefix, usually documents, whose blocks are pinned. Its blocks record it beside the
-conversations: they outlive the conversations, and are dropped when the last reading that contains them is removed.
+"reading" is a named prompt prefix, usually of documents, with pinned blocks. These blocks record the reading as well as
+the conversations: they outlive the conversations, and are dropped when the last reading that contains them is removed.
 
 KV formats below 8 bits store the first block of a sequence and incomplete blocks in a more precise format as well. The
 space for such a copy is called a window; there are fewer windows than blocks. The arrays are in kv_cache.py.
@@ -155,7 +155,7 @@ class BlockPool:
         return children.get(tuple(tokens)) if children else None
 
     def find_partial(self, parent_hash: bytes, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the block after `parent_hash` that shares most leading tokens, and their number, or (-1, 0)."""
+        """Return the block after `parent_hash` that shares the most leading tokens, and their number, or (-1, 0)."""
         # In formats with windows, a block can be used in part only if it has a window.
         best, most = -1, 0
         for held, block in self._children.get(parent_hash, {}).items():
@@ -180,7 +180,7 @@ class BlockPool:
     def deprioritise(self, blocks: Sequence[int]) -> int:
         """Move unreferenced `blocks` to the front of the eviction order; return their number."""
         cached = [block for block in blocks if block in self._unreferenced]
-        for block in cached:
+        for block in cached:  # the last one will be the first to be evicted
             self._unreferenced.move_to_end(block, last=False)
         return len(cached)
 
@@ -306,7 +306,7 @@ def conversation_digest(owner: str, conversation: str | None) -> bytes:
 
 
 def reading_digest(owner: str, scope: str | None, reading: str) -> bytes:
-    """Return the digest of a reading, whose name is unique within its scope or, without one, its owner."""
+    """Return the digest of a reading. Its name is unique within the scope or, without one, the owner."""
     place = f"o {len(owner)} {owner}" if scope is None else f"s {len(scope)} {scope}"
     return _name_digest(f"{place} {reading}", _READING_BIT)
 

@@ -25,7 +25,7 @@ from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad,
 # A sequence with at most this many pending tokens counts as decoding.
 FEW_ROWS = 8
 
-# Once more than this many later arrivals were admitted first, a waiting sequence precedes all priorities.
+# A waiting sequence precedes all priorities once more than this many later arrivals have been admitted first.
 MAX_STARVATION = 16
 
 # Maximum blocks loaded from disk between two steps, so that running chats do not stall.
@@ -301,7 +301,7 @@ class Scheduler:
         return False
 
     def _match_partial(self, sequence: Sequence, plan: Plan) -> None:
-        # A block whose first tokens match is extended in place if all of its tokens match and it is not in use;
+        # A block that matches in its first tokens is extended in place if all of its tokens match and it is not in use;
         # otherwise it is copied.
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
         source, common = self.pool.find_partial(sequence.next_parent, piece)

@@ -34,7 +34,7 @@ from notso.smollm3.sampling.schemas.automata import (
 MAX_NESTED = 64
 FEW_REPEATS = 4
 MAX_SHORTEST = 200
-"""Maximum characters that `shortest_match` takes into account of a minimum length."""
+"""`shortest_match` treats a longer minimum length like this one."""
 
 MAX_REPEATS = 100_000
 """The library's limit."""
@@ -316,7 +316,7 @@ class _Reader:
 
     @property
     def found_whole(self) -> Node:
-        """The same as a lookahead: up to the end of the text."""
+        """The same up to the end of the text, for use in a lookahead."""
         return Sequence((self.found, Assertion("$")))
 
     def read(self) -> None:
