@@ -40,7 +40,7 @@ FLOAT_LIMITS = {
     "rope.scaling.yarn_beta_slow": (1e-3, 1e6),
 }
 
-# Values of the `rope.scaling.*` keys that scale nothing, or nothing beyond YaRN.
+# Values of `rope.scaling.*` keys that have no effect, by themselves or in addition to YaRN.
 NEUTRAL_SCALING = {
     **{"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True},
     **{"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0},
@@ -50,7 +50,8 @@ _YARN_KEYS = {
     *("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_truncate"),
 }
 
-# Whether the ends of YaRN's ramp are rounded to whole pairs. Specific to this project: llama.cpp always rounds them.
+# Key for whether the ends of YaRN's ramp are rounded to whole pairs. It is specific to this project; llama.cpp always
+# rounds them.
 TRUNCATE_KEY = "rope.scaling.yarn_truncate"
 
 YARN_FACTOR = 2.0
@@ -58,7 +59,7 @@ YARN_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True)
 class YarnRamp:
-    """Range of YaRN's ramp, and an extra factor on cosine and sine."""
+    """Range of YaRN's ramp, and an additional factor on cosine and sine."""
 
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -70,8 +71,8 @@ class YarnRamp:
 class SmolLM3Config:
     """Model dimensions and constants; `max_position_embeddings` in tokens."""
 
-    # Hugging Face's meaning of `no_rope_layers` is the opposite of the name: 1 means that the layer rotates by
-    # position.
+    # As in Hugging Face's configuration, `no_rope_layers` is the opposite of its name: 1 means that the layer has
+    # rotary position embedding.
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -83,14 +84,14 @@ class SmolLM3Config:
     rms_norm_eps: float
     rope_theta: float
     no_rope_layers: tuple[int, ...]
-    # YaRN's factor and the original context, if the file carries both; they then apply to every context length.
+    # YaRN's factor and the original context if the file specifies YaRN, which then applies to every context length.
     yarn_of_file: tuple[float, int] | None = None
-    # Left out of repr(), from which kv/model_identity.py identifies cached prefixes; it adds the frequencies.
+    # Left out of repr(), which kv/model_identity.py uses together with the frequencies to identify cached prefixes.
     yarn_ramp: YarnRamp = field(default=YarnRamp(), repr=False)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> SmolLM3Config:
-        """Parse metadata. Raises ModelFileError naming a missing, mistyped or out-of-range key."""
+        """Parse metadata. Raises ModelFileError, which names the missing, mistyped or out-of-range key."""
         architecture = metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise ModelFileError(f"general.architecture is {quoted(architecture)}; supported: {ARCHITECTURE!r}")
@@ -139,7 +140,7 @@ class SmolLM3Config:
     @property
     def max_context_tokens(self) -> int:
         if self.yarn_of_file is None:
-            # Longer contexts than this have never been tried with YaRN.
+            # Longer contexts have not been tested with YaRN.
             return int(YARN_FACTOR * self.max_position_embeddings)
         factor, original = self.yarn_of_file
         return max(self.max_position_embeddings, int(factor * original))
@@ -149,9 +150,9 @@ class SmolLM3Config:
         half = self.head_dim // 2
         plain = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(half)]
         factor, original = self.yarn_of_file or (YARN_FACTOR, self.max_position_embeddings)
-        # Within the trained context: theta^(-2i/D). Beyond it YaRN with factor 2 halves the slow frequencies
-        # (transformers' _compute_yarn_parameters; Peng et al. 2023, section 3.2). A file that carries YaRN itself has
-        # it at every length, as in transformers and llama.cpp.
+        # Within the trained context, the frequencies are theta^(-2i/D). Beyond it, YaRN with factor 2 halves the slow
+        # ones (transformers' _compute_yarn_parameters; Peng et al. 2023, section 3.2). If the file specifies YaRN, it
+        # applies at every length, as in transformers and llama.cpp.
         if self.yarn_of_file is None and context_tokens <= original:
             return plain, 1.0
         yarn = self.yarn_ramp
@@ -165,7 +166,7 @@ class SmolLM3Config:
         return mixed, yarn.attn_factor * yarn_attention_factor(factor)
 
     def _pair_turning(self, turns: float, tokens: int) -> float:
-        # The (fractional) pair that completes `turns` turns over `tokens` positions.
+        # Returns the (fractional) index of the pair that makes `turns` turns over `tokens` positions.
         ratio = tokens / (turns * 2 * math.pi)
         return self.head_dim * math.log(ratio) / (2 * math.log(self.rope_theta))
 

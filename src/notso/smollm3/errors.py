@@ -11,7 +11,7 @@ NotsoError
     ├── OutOfMemoryError         the plan exceeds the available memory
     ├── EngineError              the engine failed on this answer
     └── DownloadError            a download failed or does not match its published hash
-        └── NoSpaceError         the disk is full, or too small for it
+        └── NoSpaceError         the disk is full, or too small for the download
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class InvalidRequestError(ModelError, ValueError):
 
 
 def require(holds: bool, name: str, what: str) -> None:
-    """Raise InvalidRequestError unless a value is `what` it must be."""
+    """Raise InvalidRequestError, "NAME must be WHAT", unless `holds`."""
     if not holds:
         raise InvalidRequestError(f"{name} must be {what}", param=name)
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt exceeds the context. `at_least`: counting was cut short."""
+    """The prompt exceeds the context. `at_least`: its tokens were counted only in part."""
 
-    # Clients that shorten conversations match the message's first words.
+    # Clients that shorten conversations match the first words of the message.
     def __init__(self, needed_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
         needed = f"at least {needed_tokens:,}" if at_least else f"{needed_tokens:,}"
         message = f"prompt is too long: it needs {needed} tokens, but the context is {context_tokens:,}"
@@ -72,7 +72,7 @@ class ContextLengthError(InvalidRequestError):
 
 
 class UnknownOptionError(InvalidRequestError, TypeError):
-    """A keyword names no setting; `param` is the keyword."""
+    """No setting has this name; `param` is the name."""
 
 
 class OutOfMemoryError(ModelError):
@@ -85,11 +85,11 @@ class OutOfMemoryError(ModelError):
 
 
 class EngineError(ModelError):
-    """One answer failed, for example on a non-finite logit; others are unaffected."""
+    """One answer failed, for example because of a non-finite logit. Other answers are unaffected."""
 
 
 class EngineLostError(EngineError):
-    """The engine is gone, and with it this answer; another one can take it up with its tokens so far."""
+    """The engine was lost during this answer. Another engine can continue it from its tokens so far."""
 
 
 class DownloadError(ModelError):

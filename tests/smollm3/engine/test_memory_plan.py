@@ -119,7 +119,7 @@ def test_left_to_us_the_context_shrinks_to_what_fits_in_steps() -> None:
 
 
 def test_at_the_floor_it_is_refused_with_the_numbers() -> None:
-    said = r"2,048 tokens in k4v3 needs [\d,]+ MiB, the system leaves 2,048 MiB; the weights alone are [\d,]+ MiB"
+    said = r"2,048 tokens in k4v3 needs [\d,]+ MiB, but the system leaves 2,048 MiB; the weights alone are [\d,]+ MiB"
     with pytest.raises(OutOfMemoryError, match=said) as caught:
         plan(2.0)
 

@@ -155,7 +155,7 @@ def test_tokens_written_before(grammars: Grammars, small_tokenizer: Tokenizer) -
         ),
         ("lark", "start: T\nT: " + " & ".join(f"/(.|\\n)*a.{{{n}}}&/" for n in range(40)), "more than 10 terminals"),
         ("lark", 'start: %json {"type": "string"}', "%json is not supported"),
-        ("gbnf", 'root ::= "a"' + "*" * 100_000, "repeated more than 64 times"),
+        ("gbnf", 'root ::= "a"' + "*" * 100_000, "more than 64 repetition operators in a row"),
         ("regex", "a" * (grammar.MAX_GRAMMAR_CHARACTERS + 1), "longer than"),
         ("lark", "start: nothing", "refused"),
         ("lark", "", "refused"),
@@ -214,7 +214,7 @@ def test_the_depth_is_limited() -> None:
     for _ in range(MAX_DEPTH - 1):
         schema = {"type": "array", "items": schema}
     assert held_schema(schema, "grammar").schema == schema
-    with pytest.raises(InvalidRequestError, match="deeper than 32"):
+    with pytest.raises(InvalidRequestError, match="more than 32 levels deep"):
         held_schema({"items": schema}, "grammar")
 
 

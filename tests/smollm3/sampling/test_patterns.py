@@ -270,7 +270,7 @@ def test_a_pattern_is_read_as_ecmascript_reads_it(pattern: str, texts: list[str]
         (r"(a)\1", "a backreference"),
         (r"(?<n>a)\k<n>", "a backreference"),
         ("a{1000000}", "repetitions"),
-        ("(" * 65 + ")" * 65, "nested deeper than 64"),
+        ("(" * 65 + ")" * 65, "nested more than 64 levels deep"),
         ("[b-a]", "a range is out of order, at character 4"),
         ("a(b", "unclosed group"),
         *(

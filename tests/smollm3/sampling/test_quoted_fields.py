@@ -70,7 +70,7 @@ def test_many_values_are_parts_of_their_document(demo_engine: Engine) -> None:
 @pytest.mark.parametrize(
     "field, said",
     [
-        ({"type": "string", "x-quote-of": "letter"}, "names no document; there are: other, invoice, empty"),
+        ({"type": "string", "x-quote-of": "letter"}, "does not name a document; available: other, invoice, empty"),
         ({"type": "integer", "x-quote-of": "invoice"}, "requires"),
         ({"type": "string", "x-quote-of": "invoice", "pattern": "a"}, "cannot be combined with pattern"),
         ({"type": "string", "x-quote-of": "invoice", "maxLength": -1}, "whole number"),

@@ -272,7 +272,7 @@ def test_fields_of_a_schema_quote_files_and_the_prompt(start: Start) -> None:
         **ask(documents=[titled]) | {"model": "notso-demo", "max_tokens": 400}, extra_body=config
     )
     assert json.loads(message.content[0].text)["a"] in HERONS  # type: ignore[union-attr]
-    with pytest.raises(anthropic.BadRequestError, match="names no document; there are: document 1"):
+    with pytest.raises(anthropic.BadRequestError, match="does not name a document; available: document 1"):
         unnamed = document({"type": "text", "media_type": "text/plain", "data": HERONS}, cites=False)
         anthropic_client(server).messages.create(
             **ask(documents=[unnamed]) | {"model": "notso-demo"}, extra_body=config

@@ -17,7 +17,7 @@ MAX_ADAPTERS = 64
 
 
 class Adapters:
-    """Loaded adapters. Not for the engine's thread."""
+    """Loaded adapters. Not to be used on the engine's thread."""
 
     def __init__(self, config: SmolLM3Config, core: EngineCore, backend: Backend) -> None:
         self._config = config
@@ -31,7 +31,7 @@ class Adapters:
         return {name: info for name, (_, info) in sorted(self._loaded.items())}
 
     def of(self, name: str | None) -> Adapter | None:
-        """Return a request's adapter. Raises InvalidRequestError if not loaded."""
+        """Return an adapter by name. Raises InvalidRequestError if it is not loaded."""
         if name is None:
             return None
         found = self._loaded.get(name)
@@ -52,7 +52,7 @@ class Adapters:
             limit = self._backend.memory()
             if read.nbytes > limit.available_bytes:
                 raise OutOfMemoryError(
-                    f"adapter {source.name} needs {read.nbytes:,} bytes, {limit.source} leaves "
+                    f"adapter {source.name} needs {read.nbytes:,} bytes, but {limit.source} leaves "
                     f"{limit.available_bytes:,}",
                     needed_bytes=read.nbytes,
                     available_bytes=limit.available_bytes,

@@ -19,7 +19,7 @@ class BlockMover:
         self._offload = offload
 
     def move(self, plan: Plan) -> None:
-        """Execute moves; drop chunks of sequences with failed loads."""
+        """Execute the moves of a plan; remove the chunks of sequences with failed loads."""
         if not plan.moves:
             return
         void = set[Sequence]()

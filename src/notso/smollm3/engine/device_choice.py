@@ -19,14 +19,14 @@ from notso.smollm3.values.engine_config import EngineConfig
 
 T = TypeVar("T")
 
-_lost: dict[str, str] = {}  # device that failed in this process -> reason; it is not used again
+_lost: dict[str, str] = {}  # devices that failed in this process and are not used again -> reason
 
 
 def on_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
-    """Return `use(backend, note)`; `note` says why the CPU replaces a GPU.
+    """Return `use(backend, note)`; `note`: why the CPU is used instead of a GPU.
 
-    "auto" falls back to the CPU even from within `use`. Raises DeviceError or OutOfMemoryError if a named device
-    refuses, KernelChoiceError, and what `use` raises.
+    "auto" also falls back to the CPU if `use` fails on the GPU. Raises DeviceError or OutOfMemoryError if a named
+    device cannot be used, KernelChoiceError, and errors of `use`.
     """
     wanted = config.device if config.device != "auto" else "cuda"
     if config.device == "cpu" or (config.device == "auto" and not has_cuda_driver()):
@@ -49,12 +49,12 @@ def give_up(backend: Backend, error: DeviceError) -> None:
 
 
 def weights_bytes(file: GGUFFile, backend: Backend) -> int:
-    """Return the weights' bytes on a device. Raises DeviceError if unsupported."""
+    """Return the size of the weights on a device in bytes. Raises DeviceError if unsupported."""
     return sum(backend.weight_bytes(tensor) for tensor in file.tensors.values())
 
 
 def require_same_bits(file: GGUFFile, backend: Backend, threads: int | None) -> None:
-    """Raise DeviceError if results differ from the CPU's."""
+    """Raise DeviceError if a device's results differ from the CPU's."""
     if backend.name == "cpu":
         return
     formats = {tensor.format.name: tensor.format for tensor in file.tensors.values()}

@@ -63,10 +63,10 @@ DEMO = "demo"
 
 
 def model_path(model: str | None) -> Path:
-    """Return the file of a path, a name of `notso list` or a Hugging Face folder; None: the demo.
+    """Return the model file for a path, a name from `notso list`, or a Hugging Face folder; None: the demo.
 
-    A folder is converted once and kept in the user's cache folder. Raises ModelFileError for an unknown
-    name, and what `convert` raises.
+    A folder is converted once, and the result is stored in the user's cache folder. Raises ModelFileError for an
+    unknown name, and errors of the conversion.
     """
     if model is None:
         return demo_path()
@@ -83,16 +83,16 @@ def model_path(model: str | None) -> Path:
 
 
 def is_demo(model: str | None) -> bool:
-    """Return whether the bundled model is named."""
+    """Return whether `model` means the bundled model."""
     return model is None or (model.lower() == DEMO and not Path(model).exists())
 
 
 Floats = npt.NDArray[np.float32]
 
-# Waiting requests beyond this are refused.
+# Further requests are rejected while this many are in the engine.
 MAX_WAITING = 4096
 
-MAX_BATCHED = 256  # requests of one `batch` in the engine at a time, so that other callers are not refused
+MAX_BATCHED = 256  # maximum requests of one `batch` in the engine, so that those of other callers are not rejected
 
 
 class Engine:
@@ -124,9 +124,9 @@ class Engine:
         self._context_tokens = plan.context_tokens
         self._closed = False
         self._digest = ModelDigest(file)
-        # Order matters: each part builds on those above, and nothing refers to the engine itself, so that it is
-        # finalized when unreferenced. Device memory is allocated before threads and folders: if it fails, nothing is
-        # left behind.
+        # Order matters: each part builds on those above. No part refers to the engine itself, so it is finalized when
+        # unreferenced. Device memory is allocated before threads and folders are created, so that nothing is left
+        # behind if this fails.
         signal, latency = WorkSignal(), StepLatency()
         self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
         cache = KVCache(
@@ -207,11 +207,13 @@ class Engine:
         find_processor: FindProcessor | None = None,
         **settings: Unpack[EngineSettings],
     ) -> Engine:
-        """Load a model: a GGUF file, a name of `notso list`, a Hugging Face folder (converted once and cached), or
-        "demo" or None for the bundled one. Keywords are fields of EngineConfig.
+        """Load a model. Keyword arguments are fields of EngineConfig.
 
-        find_processor: name -> logits processor. Raises UnknownOptionError for a keyword that is none, GGUFError,
-        ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError, KernelChoiceError or DeviceError.
+        model: a GGUF file, a name from `notso list`, a Hugging Face folder (converted once and cached), or "demo" or
+        None for the bundled model. find_processor: name -> logits processor.
+
+        Raises UnknownOptionError for an unknown keyword, GGUFError, ModelFileError, TemplateError, OutOfMemoryError,
+        InvalidRequestError, KernelChoiceError or DeviceError.
         """
         given: dict[str, Any] = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
         config = EngineConfig.from_dict({**given, **settings})
@@ -236,11 +238,11 @@ class Engine:
 
     @property
     def weight_placement(self) -> str:
-        """Source of the weights: "mmap", "packed", "hugepages", or the progress of copying."""
+        """Where the weights are: "mmap", "packed", "hugepages", or the progress of copying."""
         return self._placement.state
 
     def wait_for_placement(self, timeout_s: float | None = None) -> None:
-        """Wait until weights stay in place, for measurements."""
+        """Wait until the weights are in their final place in memory, for measurements."""
         self._placement.finished.wait(timeout_s)
 
     def stats(self) -> EngineStats:
@@ -268,7 +270,7 @@ class Engine:
             self._offload.evict(conversation)
 
     def reading(self, name: str, *, scope: str | None = None, owner: str = "") -> StoredReading:
-        """Return the size on disk of the pinned reading `name` of a scope, or else of an owner: see FixedPrefix."""
+        """Return the size on disk of the pinned reading `name` of a scope or owner (see FixedPrefix)."""
         self._require_open()
         if self._offload is None:
             return StoredReading(0, 0)
@@ -283,7 +285,7 @@ class Engine:
         digest = reading_digest(owner, scope, name)
 
         def clear() -> None:
-            self._core.background.prefix_warmup.clear()  # which might prefill it again
+            self._core.background.prefix_warmup.clear()  # it might prefill the reading again
             self._clear_cache(digest)
 
         self._core.call(clear)
@@ -295,8 +297,8 @@ class Engine:
         self._end()
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        # Called once, from the engine's thread, after the GPU failed: running answers have ended with an error, and
-        # loading the model again uses the CPU. Callbacks must not block.
+        # Callbacks are called once, on the engine's thread, when the GPU has failed. Running answers then end with an
+        # error, and loading the model again uses the CPU. Callbacks must not block.
         self._when_lost.append(callback)
 
     def __enter__(self) -> Engine:
@@ -308,7 +310,7 @@ class Engine:
     # Prompts
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return token ids; `special` parses control tokens. Raises InvalidRequestError for invalid Unicode."""
+        """Return token ids; `special`: parse control tokens. Raises InvalidRequestError for invalid Unicode."""
         return self.tokenizer.encode(text, control=special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -322,7 +324,7 @@ class Engine:
         return checked_ids(ids, self.config.vocab_size) if len(ids) else []
 
     def render(self, messages: ChatInput, options: RequestOptions | None = None) -> str:
-        """Return the prompt as the template prints it."""
+        """Return the prompt that the template renders."""
         asked = options or RequestOptions()
         turns = _turns(messages)
         return self._prompts.template.render(turns, thinking=asked.thinking, tools=asked.tools, date=asked.date)
@@ -335,7 +337,7 @@ class Engine:
         return len(self.encode_chat(messages, options))
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
-        """Return a prompt's current cost. Raises ContextLengthError if it is too long to be counted."""
+        """Return the expected cost of a prompt. Raises ContextLengthError if it is too long to be counted."""
         self._require_open()
         options = options or RequestOptions()
         prompt = self._prompts.write(messages, options, most_tokens=self._inputs.context_of(options))
@@ -348,7 +350,7 @@ class Engine:
     # Measurements
 
     def logits(self, ids: Sequence[int], *, adapter: str | None = None) -> Floats:
-        """Return logits (L, vocab) float32 after each id, from an empty context."""
+        """Return logits (L, vocab) float32 after each id, starting with an empty context."""
         self._require_open()
         tokens = checked_ids(ids, self.config.vocab_size)
         if len(tokens) > self._context_tokens:
@@ -365,11 +367,11 @@ class Engine:
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Return the receipt of a written answer, whose seed is in `params` and whose tokens are the `replay` of
-        `options`: see docs/api.md.
+        """Return the receipt of an earlier answer, with its seed in `params` and its tokens in `options.replay`. See
+        docs/api.md.
 
-        sealed: with hashes in place of token ids. The first one takes as long as reading the model file. Raises what
-        `submit` raises.
+        sealed: include hashes instead of token ids. The first receipt takes as long as reading the model file. Raises
+        the same errors as `submit`.
         """
         asked = options or RequestOptions()
         if asked.replay is None or (params or SamplingParams()).seed is None:
@@ -380,10 +382,10 @@ class Engine:
         return seal(receipt) if sealed else receipt
 
     def check_receipt(self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None) -> ReceiptCheck:
-        """Read a receipt's prompt and answer again, and draw every token anew.
+        """Prefill a receipt's prompt and answer, and sample every token again.
 
-        transcript: an open receipt of the answer, for a sealed one. Raises InvalidRequestError for a receipt that is
-        malformed, was changed, or is of another model, adapter or arithmetic, with the part as `param`.
+        transcript: an open receipt of the answer, required for a sealed one. Raises InvalidRequestError for a receipt
+        that is malformed, was changed, or belongs to another model, adapter or arithmetic, with the part as `param`.
         """
         self._require_open()
         try:
@@ -405,9 +407,9 @@ class Engine:
                 if isinstance(ours, dict):  # names may differ
                     theirs, ours = (theirs or {}).get("sha256"), ours["sha256"]
                 if theirs != ours:
-                    raise InvalidRequestError(f"the receipt is of another {name.replace('_', ' ')}", param=name)
+                    raise InvalidRequestError(f"the receipt belongs to another {name.replace('_', ' ')}", param=name)
         if told["arithmetic"] != ARITHMETIC:
-            raise InvalidRequestError("the receipt is of another version of the arithmetic", param="arithmetic")
+            raise InvalidRequestError("the receipt belongs to another version of the arithmetic", param="arithmetic")
         request, check = self._inputs.redraw(told, options_of(told), adapter)
         if told["answer"]["ids"]:
             self._core.submit(request)
@@ -432,12 +434,12 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """Answer a conversation and return the whole answer: a text (one user message), messages, or mappings in
-        OpenAI's form.
+        """Return the whole answer to a conversation: a string (one user message), messages, or mappings in OpenAI's
+        form.
 
-        Keywords are fields of SamplingParams and RequestOptions, and go before `params` and `options`. A cut answer has
-        `is_cut` set. Raises EngineError for a failed answer, InvalidRequestError, ContextLengthError, TemplateError,
-        and UnknownOptionError for a keyword that is none.
+        Keyword arguments are fields of SamplingParams and RequestOptions, and take precedence over `params` and
+        `options`. Raises EngineError for a failed answer, InvalidRequestError, ContextLengthError, TemplateError, and
+        UnknownOptionError for an unknown keyword.
         """
         with self.stream(messages, *more, params=params, options=options, **settings) as answer:
             return answer.result()
@@ -450,8 +452,8 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> AnswerStream:
-        """Begin what `chat` returns, and return an iterator of its events. Raises as `chat`; a failed answer while
-        iterating."""
+        """Start an answer as `chat` does, and return an iterator over its events. Raises the same errors; that of a
+        failed answer is raised while iterating."""
         sampling, asked = settings_of(params, options, settings)
         return AnswerStream(self.submit(conversation(messages, *more), sampling, asked))
 
@@ -463,9 +465,9 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> list[Completion]:
-        """Answer conversations together, and return the answers in their order.
+        """Answer several conversations concurrently; return the answers in the same order.
 
-        All are validated before the first begins. Raises as `chat`; a failed answer stops the others.
+        All are validated before the first starts. Raises the same errors as `chat`; a failed answer stops the others.
         """
         if isinstance(conversations, str | Mapping | Message):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
@@ -491,10 +493,10 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """Continue text or token ids as they are, without chat template, roles or reasoning.
+        """Continue text or token ids without chat template, roles or reasoning.
 
-        A model trained for conversations may end a text at once: its continuation is then empty. `chat` answers.
-        Raises as `chat`.
+        A model trained for conversations may end a text immediately, so that its continuation is empty; use `chat` for
+        an answer. Raises the same errors as `chat`.
         """
         sampling, asked = settings_of(params, options, settings)
         with AnswerStream(self.submit(text, sampling, asked)) as answer:
@@ -503,10 +505,10 @@ class Engine:
     def embed(
         self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None, priority: Priority = "api"
     ) -> Floats:
-        """Return embeddings (texts, hidden) float32 of length 1: the mean of each text's last hidden states.
+        """Return embeddings (texts, hidden) float32 of norm 1: the mean of each text's last hidden states.
 
-        SmolLM3 was trained to write, not to embed: models made for search rank better. Raises InvalidRequestError,
-        ContextLengthError or EngineError.
+        SmolLM3 was not trained for embeddings; embedding models give better search results. Raises
+        InvalidRequestError, ContextLengthError or EngineError.
         """
         options = RequestOptions(
             prompt_only=True, embedding=True, thinking=False, owner=owner, adapter=adapter, priority=priority
@@ -531,14 +533,14 @@ class Engine:
     def submit(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
-        """Answer messages, or continue text or ids. Raises InvalidRequestError, ContextLengthError, TemplateError or
-        EngineError."""
+        """Answer messages, or continue text or token ids. Raises InvalidRequestError, ContextLengthError, TemplateError
+        or EngineError."""
         return self.prepare(messages, params, options)()
 
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], Generation]:
-        """Validate and build a request; calling the result, once, submits it without delay."""
+        """Validate and build a request; return a function that submits it, to be called once."""
         request = self._request(messages, params, options)
 
         def begin() -> Generation:
@@ -551,9 +553,9 @@ class Engine:
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """Prefill an unsent prompt while idle, replacing the owner's previous one. Nothing goes to disk.
+        """Prefill an unsent prompt while idle, replacing the owner's previous one. Nothing is written to disk.
 
-        Raises what `submit` raises.
+        Raises the same errors as `submit`.
         """
         self._require_open()
         asked = options or RequestOptions()
@@ -572,11 +574,11 @@ class Engine:
         *,
         cancelled: Callable[[], bool] | None = None,
     ) -> Iterator[Event]:
-        """Submit at the first iteration, and yield events.
+        """Submit a request at the first iteration, and yield its events.
 
-        Closing the iterator, or `cancelled()` (polled fifty times a second), stops the answer. A text is continued as
-        it is, with a FutureWarning: `chat` and `stream` answer it, `continue_text` continues it. Raises
-        InvalidRequestError if the model ends such a text at once.
+        The answer stops when the iterator is closed or `cancelled()` is true (polled fifty times a second). A string is
+        continued, not answered, with a FutureWarning; use `chat`, `stream` or `continue_text` instead. Raises
+        InvalidRequestError if the model ends such a text immediately.
         """
         request = self._request(messages, params, options)
         events = self._events(request, cancelled or (lambda: False))
@@ -616,14 +618,15 @@ class Engine:
 
 
 def _turns(messages: ChatInput) -> Sequence[Message]:
-    # Messages stay as they are: whether there may be none is up to the template.
+    # A list of messages may be empty; the template decides whether this is an error.
     if isinstance(messages, Sequence) and not isinstance(messages, str):
         return [conversation(turn)[0] if isinstance(turn, Mapping) else turn for turn in messages]
     return conversation(messages)
 
 
 def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
-    # A model trained for conversations often ends a bare text at once: without an error, this looks like an answer.
+    # A model trained for conversations often ends a bare text immediately. Without an error, this would look like an
+    # empty answer.
     tokens = 0
     with closing(events):
         for event in events:
@@ -657,14 +660,14 @@ def _lost(backend: Backend, callbacks: list[Callable[[], None]], error: DeviceLo
 
 
 def _adopt(core: EngineCore, offload: KVOffload, version: Callable[[bytes], bytes], identity: ModelIdentity) -> None:
-    with suppress(EngineError):  # closed meanwhile
+    with suppress(EngineError):  # the engine was closed meanwhile
         core.post(lambda: offload.adopt(version(identity.current), map(version, identity.earlier)))
 
 
 def _end(core: EngineCore, placement: WeightPlacement, identity: IdentityWorker | None, file: GGUFFile) -> None:
     try:
         core.require_process()
-    except EngineError:  # a forked child has neither the threads nor a copy of the cache folder's lock to give back
+    except EngineError:  # a forked child has no threads to stop, and does not hold the cache folder's lock
         return
     if identity is not None:
         identity.stop()

@@ -1,7 +1,7 @@
-"""The engine thread: accept requests, run steps, emit events, keep statistics, and use idle time.
+"""The engine thread, which accepts requests, runs steps, emits events, updates statistics, and uses idle time.
 
-For measurements it also computes the logits after every token of a context: a long context is computed in pieces
-between engine steps, small ones while answers are running, so that none of them stalls.
+For measurements, ContextLogits computes the logits after every token of a context. This is done in pieces between
+engine steps, and in small pieces while answers are running, so that these do not stall.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class WorkSignal:
             self._woken = False
 
 
-# Requests further back in the queue are notified of their place once, and again within this distance; otherwise every
-# step would notify all of them.
+# A waiting request is notified of its position once, and of changes only if it is among this many at the front.
+# Otherwise, every step would notify all waiting requests.
 NEAR_PLACES = 16
 
 PROGRESS_S = 0.25  # seconds between progress events of a prompt
 
 
 def notify_places(queue: Iterable[Sequence], requests: Mapping[Sequence, Request]) -> None:
-    """Report new queue places."""
+    """Notify waiting requests of new positions in the queue."""
     for place, sequence in enumerate(queue, start=1):
         request = requests[sequence]
         if request.started_at:
-            continue  # it was preempted after its prompt began; queue events no longer apply
+            continue  # preempted after it had started, so `queued` events no longer apply
         if request.place != place and (place <= NEAR_PLACES or not request.place):
             request.place = place
             request.generation.write([Event("queued", place=place)])
@@ -83,7 +83,7 @@ def notify_progress(request: Request, done: int, now: float, s_per_token: float)
 
 
 def progress(request: Request, done: int, s_per_token: float) -> Event:
-    """Return a progress event; `s_per_token` 0: unknown."""
+    """Return a progress event; `s_per_token`: 0 if unknown."""
     how_far = Progress(
         done_tokens=min(done, request.prompt_tokens),
         total_tokens=request.prompt_tokens,
@@ -97,7 +97,7 @@ def progress(request: Request, done: int, s_per_token: float) -> Event:
 class StepTotals:
     """Counters of `EngineStats`."""
 
-    # Counted in place: every answer updates them in every step, where copies would be measurable.
+    # Mutable, because every answer updates them in every step, and the cost of copies would be measurable.
     steps_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
@@ -116,10 +116,10 @@ GPU_FAILED = Sentence("the GPU failed during this answer; send the request again
 CACHE_BUSY = Sentence("other requests are using the whole cache; try again when they are done", "engine_busy")
 FAILED = Sentence("the engine failed; see its log", "engine_failed")
 
-# Target for steps that prefill beside running decodes, in seconds: the gap between two of their tokens.
+# Target duration in seconds of steps that prefill while other sequences decode: the time between two of their tokens.
 MIXED_STEP_S = 0.25
 
-# Finished conversations are offloaded a block at a time, once per this many steps; see `Background` for idle times.
+# While requests are running, one block of finished conversations is offloaded every this many steps.
 OFFLOAD_STEPS = 8
 
 _log = logging.getLogger(__name__)
@@ -147,11 +147,11 @@ class EngineCore:
         self.background = BackgroundWork(runner, scheduler, offload, self._mover)
         self._steps = 0
         self._inbox: deque[Callable[[], None]] = deque()
-        self._door = threading.Lock()  # guards the inbox
+        self._inbox_lock = threading.Lock()
         self._closing = self._ended = False
         self._process = os.getpid()
         self._when_lost = when_lost
-        self._is_stuck = False  # waiting requests have no room until something arrives
+        self._is_stuck = False  # no request can continue until new work arrives
         self._requests: dict[Sequence, Request] = {}
         self._prompt_s_per_token = 0.0
         self._totals = StepTotals()
@@ -172,7 +172,7 @@ class EngineCore:
         return self._prompt_s_per_token
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises EngineError after the end."""
+        """Queue a request. Raises EngineError if the engine has ended."""
         request.submitted = time.perf_counter()
         self.post(lambda: self._take(request))
 
@@ -183,7 +183,8 @@ class EngineCore:
         self.post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run `work` between steps. Raises EngineError after the end or on the engine's thread."""
+        """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or on its
+        thread."""
         self.refuse_own_thread()
         future: Future[T] = Future()
 
@@ -209,7 +210,7 @@ class EngineCore:
         cache = self.scheduler.pool
         return EngineStats(
             **asdict(self._totals),
-            running=len(self.scheduler.running) if self._requests else 0,  # otherwise it is a prefix warm-up
+            running=len(self.scheduler.running) if self._requests else 0,  # otherwise, only a prefix warm-up runs
             waiting=len(self.scheduler.waiting) if self._requests else 0,
             kv_blocks=cache.blocks,
             kv_blocks_used=cache.blocks - cache.available,
@@ -219,7 +220,7 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """Cancel requests and end the thread, which no forked child has."""
+        """Cancel requests and end the thread. Does nothing in a forked child, which has no such thread."""
         if os.getpid() != self._process:
             return
         self._closing = True
@@ -228,9 +229,9 @@ class EngineCore:
             self._thread.join()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Run `work` between steps, without waiting. Raises EngineError after the end."""
+        """Run `work` between steps, without waiting. Raises EngineError if the engine has ended."""
         self.require_process()
-        with self._door:
+        with self._inbox_lock:
             if self._ended:
                 raise EngineError(CLOSED)
             self._inbox.append(work)
@@ -270,19 +271,19 @@ class EngineCore:
                 self._fail_all(error)
 
     def _lose(self, error: DeviceLostError) -> None:
-        _log.error("the device failed: %s", str(error))  # not the traceback: its frames would keep device memory alive
+        _log.error("the device failed: %s", str(error))  # a traceback's frames would keep device memory alive
         self._closing = True
-        with self._door:
+        with self._inbox_lock:
             self._ended = True
-        self._when_lost(error)  # first: what takes up the answers then waits for the next engine
+        self._when_lost(error)  # before requests fail, so that their callers wait for the next engine
         self._fail_all(EngineLostError(GPU_FAILED))
         if self._offload is not None:
             self._offload.abandon()
 
     def _finish(self) -> None:
-        # Whatever happened, waiting callers are released and the cache folder is unlocked.
+        # Waiting callers must be released and the cache folder unlocked, regardless of errors.
         self._closing = True
-        with self._door:
+        with self._inbox_lock:
             self._ended = True  # rejects new work from here on
         last: list[Callable[[], None]] = [partial(self._end, it, "cancelled") for it in self._requests.values()]
         last += self._inbox
@@ -291,13 +292,13 @@ class EngineCore:
             try:
                 work()
             except Exception:
-                _log.exception("the engine's end")
+                _log.exception("an error while the engine was ending")
         self._inbox.clear()
         if self._offload is not None:
             self._offload.close()
 
     def _take(self, request: Request) -> None:
-        if request.is_over and request.output.tokens:  # all of it was written before
+        if request.is_over and request.output.tokens:  # the replayed answer is already complete
             request.generation.write([*request.initial_events, *request.first_events()])
             self._requests[request.sequence] = request
             self._end(request, "length")
@@ -352,7 +353,7 @@ class EngineCore:
                 pooling.take(chunk.start, self.runner.hidden_states(chunk))
 
     def _draft_tokens(self) -> int:
-        # Nothing is drafted while prompts need the rows. Returns the answers' rows.
+        # Proposes drafts, unless prompts need the rows. Returns the rows of decoding sequences and their drafts.
         running = self.scheduler.running
         decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
         rows = sum(sequence.pending for sequence in decoding)
@@ -378,7 +379,7 @@ class EngineCore:
         if request.started_at:
             return
         request.started_at = request.notified = time.perf_counter()
-        if request.propose is not None:  # created late: it takes memory, and thousands may wait
+        if request.propose is not None:  # created now, because it takes memory and thousands of requests may be waiting
             request.drafter = request.propose()
         self._totals.prompt_tokens_total += request.prompt_tokens
         self._totals.cached_tokens_total += chunk.sequence.cached
@@ -386,7 +387,7 @@ class EngineCore:
         request.generation.write([*request.first_events(), begins])
 
     def _go_on(self, plan: Plan, layer: int) -> bool:
-        # Polled between layers: reports progress, and returns False if the step is no longer needed.
+        # Called between layers. Reports progress; returns False if the step is no longer needed.
         now = time.perf_counter()
         share = layer / len(self.runner.weights.layers)
         for chunk in plan.chunks:
@@ -420,7 +421,7 @@ class EngineCore:
             try:
                 token, new = request.sample(row)
             except Exception:
-                request.generation.write([*events, *request.token_event(before)])  # what came before
+                request.generation.write([*events, *request.token_event(before)])  # events before the error
                 raise
             events += new
             if request.is_over:
@@ -474,16 +475,15 @@ class EngineCore:
                 self._offload.offer(request.sequence)
             self.scheduler.remove(request.sequence)
         except Exception:
-            request.generation.context.run(
-                _log.exception, "the blocks of a request could not be released"
-            )  # readers still receive the end
+            # Readers still receive the end.
+            request.generation.context.run(_log.exception, "the blocks of a request could not be released")
         self.background.disturb()
         request.generation.write(events, last=True)
 
     def _count(self, plan: Plan, seconds: float) -> None:
         self._totals.steps_total += 1
         if any(chunk.scores for chunk in plan.chunks):
-            return  # scoring takes longer than other steps of its size
+            return  # scoring takes longer than other steps of the same size
         prefilling = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
         if not prefilling:
             self._latency.observe(plan.rows, seconds)
@@ -492,21 +492,21 @@ class EngineCore:
         if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
-            return  # as slow as a full tile: no measure of prefill speed
+            return  # takes as long as a full tile, so it does not show the prefill speed
         mean = self._prompt_s_per_token
         self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._totals.prefill_tokens_per_s = plan.rows / seconds
 
 
-# Interval of idle work: touching memory, capturing steps one by one, and offloading finished conversations block by
-# block.
+# Seconds between increments of idle work: touching memory, capturing a step, and offloading a block of a finished
+# conversation.
 TICK_S = 0.005
 
 LONGEST_NAP_S = 60.0
 
 
 class BackgroundWork:
-    """Idle-time warm-up on the engine's thread."""
+    """Idle-time work on the engine's thread."""
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, offload: KVOffload | None, mover: BlockMover) -> None:
         self._runner = runner
@@ -517,7 +517,7 @@ class BackgroundWork:
         self.prefix_warmup = PrefixWarmup(runner, scheduler, offload, mover)
 
     def disturb(self) -> None:
-        """Note activity. Thread-safe."""
+        """Record activity. Thread-safe."""
         self._quiet_since = time.monotonic()
         self._has_memory = False
 
@@ -532,7 +532,7 @@ class BackgroundWork:
         return min(nap, self.prefix_warmup.due_s(self._quiet_s))
 
     def work(self, go_on: Callable[[], bool]) -> None:
-        """Do one increment while idle; see `PrefixWarmup.read`."""
+        """Do one increment of idle work; `go_on`: polled, and interrupts a prefill if False."""
         if not self._has_memory:
             blocks = 0 if self._offload is None else self._offload.ready_blocks
             self._has_memory = not self._cache.touch_idle(blocks)
@@ -547,7 +547,7 @@ class BackgroundWork:
 
 
 class ContextLogits:
-    """Computes one context at a time from an empty cache. `batch_index`: a spare table row."""
+    """Computes one context at a time without cached blocks. `batch_index`: a spare row of the block table."""
 
     def __init__(self, core: EngineCore, batch_index: int, vocab_size: int) -> None:
         self._core = core
@@ -556,7 +556,7 @@ class ContextLogits:
         self._turn = threading.Lock()
 
     def compute(self, tokens: list[int], adapter: Adapter | None = None) -> Floats:
-        """Return logits (L, vocab) float32. Raises EngineError without room or at the engine's end."""
+        """Return logits (L, vocab) float32. Raises EngineError if the cache has no room or the engine ends."""
         self._core.refuse_own_thread()
         out = np.empty((len(tokens), self._vocab_size), np.float32)
         sequence = Sequence(tokens, adapter=adapter)
@@ -568,7 +568,7 @@ class ContextLogits:
                 while at < len(tokens):
                     at = self._core.call(lambda start=at: self._compute_piece(sequence, start, out))  # type: ignore[misc]
             finally:
-                with suppress(EngineError):  # after the engine's end there is nothing to free
+                with suppress(EngineError):  # if the engine has ended, there is nothing to free
                     self._core.call(lambda: self._give_back(sequence))
         return out
 

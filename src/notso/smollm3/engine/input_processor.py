@@ -1,4 +1,4 @@
-"""Turn inputs into validated, rendered requests."""
+"""Validation and rendering of inputs, and creation of requests."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Tokens of history searched for drafts: more would take memory that long contexts need.
+# Recent tokens that are searched for drafts; more would take memory that long contexts need.
 DRAFT_HISTORY_TOKENS = 32_768
 
-# Log probabilities per prompt, at some hundred bytes each.
+# Maximum log probabilities per prompt, at some hundred bytes each.
 MAX_PROMPT_ENTRIES = 262_144
 
 
 class InputProcessor:
     """Builds the requests of one model. Thread-safe.
 
-    latency: prices drafts; None disables speculation. find_processor: None: there are none.
+    latency: estimates the cost of drafts; None disables speculation. find_processor: finds a logits processor by name.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class InputProcessor:
         self._context_tokens = context_tokens
         self._document_tokens = document_tokens
         self._hidden_size = hidden_size
-        # Woken when a reader stops or redirects its answer.
+        # Wakes the engine when a reader stops an answer or ends its reasoning.
         self._signal = signal
         self._latency = latency
         self._find_processor = find_processor
@@ -88,7 +88,7 @@ class InputProcessor:
         *,
         written: Prompt | None = None,
     ) -> Request:
-        """Build a request; `salt`: see `salted`, `written`: the prompt, if it is known. Raises InvalidRequestError,
+        """Build a request. salt: see `salted`. written: the prompt, if already rendered. Raises InvalidRequestError,
         ContextLengthError or TemplateError."""
         params = params.with_defaults(self._sampling)
         prompt = written or self._fitting_prompt(asked, params, options)
@@ -164,7 +164,7 @@ class InputProcessor:
     def redraw(
         self, receipt: Mapping[str, Any], options: RequestOptions, adapter: Adapter | None
     ) -> tuple[Request, Redraw]:
-        """Return a request that computes the logits of a receipt's answer, and what draws it again from them.
+        """Return a request that computes the logits of a receipt's answer, and the Redraw that samples it again.
 
         Raises InvalidRequestError or ContextLengthError.
         """
@@ -186,8 +186,8 @@ class InputProcessor:
     def draft(
         self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions, salt: CacheSalt
     ) -> tuple[list[int], int, CacheSalt]:
-        """Return an unsent prompt's ids, its last turn's position, and `salt` as `salted`. Raises as `write`, and
-        InvalidRequestError unless a user message is last."""
+        """Return the ids of an unsent prompt, the position of its last turn, and its salt (see `salted`). Raises the
+        same errors as `write`, and InvalidRequestError unless a user message is last."""
         has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
         if not has_words or messages[-1].role != "user" or options.continue_last:
             raise InvalidRequestError("only a user message can be prefilled in advance", param="messages")
@@ -196,14 +196,14 @@ class InputProcessor:
         return prompt.ids, turn_at, self.salted(salt, prompt, messages, options)
 
     def forget_reading(self, reading: bytes) -> None:
-        """Remove what is kept in files of a reading, beside its blocks."""
+        """Remove the files of a reading other than its blocks."""
         self._quotes.forget(reading)
 
     def context_of(self, options: RequestOptions) -> int:
         return self._document_tokens if options.prefix is not None else self._context_tokens
 
     def salted(self, salt: CacheSalt, prompt: Prompt, asked: PromptInput, options: RequestOptions) -> CacheSalt:
-        """Return `salt` with the number of blocks that contain nothing but the fixed prefix of `options`."""
+        """Return `salt` with the number of blocks that contain only the fixed prefix of `options`."""
         if options.prefix is None:
             return salt
         tokens = self._prompts.prefix_tokens(prompt, cast(Sequence[Message], asked), options)
@@ -257,7 +257,7 @@ class InputProcessor:
     def _next_ids(
         self, asked: PromptInput, params: SamplingParams, options: RequestOptions
     ) -> Callable[[Message], list[int]] | None:
-        # Renders the start of the next prompt; None if no turn is expected.
+        # Returns a function that renders the start of the next prompt, or None if no further turn is expected.
         if not isinstance(asked[0], Message) or options.continue_last or options.priority == "background":
             return None
         messages = tuple(cast(Sequence[Message], asked))
@@ -273,8 +273,7 @@ class InputProcessor:
         return write
 
     def _kept_free(self, params: SamplingParams, options: RequestOptions) -> int:
-        # Trimming history for the whole of max_tokens would drop too much: many programs request more than any context
-        # holds.
+        # Keeping max_tokens free would drop too much history, because many clients set it to more than the context.
         context = self.context_of(options)
         return min(params.max_tokens or min(GENERATION_TOKENS, context // 4), context // 2)
 
@@ -283,7 +282,7 @@ class InputProcessor:
 
 
 def reading_of(options: RequestOptions) -> bytes | None:
-    """Return the digest of the reading that a prompt's fixed prefix is pinned as, or None."""
+    """Return the digest of the reading that the fixed prefix of a prompt is pinned as, or None."""
     prefix = options.prefix
     if prefix is None or prefix.reading is None:
         return None

@@ -1,7 +1,7 @@
 """Memory layout of an engine before allocation: context length, KV format and concurrency.
 
-Sizes in bytes, contexts in tokens. `plan_engine` is the only place that decides this, for loading and for commands that
-predict it.
+Sizes are in bytes, contexts in tokens. `plan_engine` makes all of these choices, both for loading a model and for
+commands that predict its memory.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED
 from notso.smollm3.values.engine_config import EngineConfig, KVChoice
 from notso.smollm3.values.model_info import MemoryBudget
 
-# Default context of a chat, small enough for any machine that holds the weights.
+# Default context of a chat, small enough for any machine that has room for the weights.
 DEFAULT_CONTEXT_TOKENS = 8192
 
 # Concurrent sequences, unless memory requires fewer.
 DEFAULT_SEQUENCES = 16
 
-# Shared cache with ample memory: four chats of the default context, or sixteen short ones.
+# Size of the shared cache if memory is ample: enough for four chats of the default context, or sixteen short ones.
 SHARED_TOKENS = 32_768
 
-# k8v8 tiles per sequence beside a low-bit format: the sinks, the current one and the next.
+# Windows (k8v8 blocks, see block_pool) per sequence with a low-bit format: for its first, current and next block.
 WINDOW_BLOCKS = 3
 
-# Additional k8v8 tiles that a prompt chunk can touch.
+# Additional windows for the blocks of a prompt chunk.
 STEP_WINDOW_BLOCKS = 1 + MAX_ROWS // BLOCK_TOKENS
 
-# The interpreter, the tokenizer, the web server and its streams.
+# Memory of the interpreter, the tokenizer, the web server and its streams.
 PROCESS_BYTES = 256 * MIB
 
-# Caches of at least this size use large pages and are touched ahead of use. The demo model's is smaller: on large pages
-# it held 20 MB more than needed.
+# Caches of at least this size use large pages and are touched before they are used. The demo model's cache is smaller;
+# on large pages, it would take 20 MB more than needed.
 LARGE_CACHE_BYTES = 64 * MIB
 
-CONTEXT_STEP_TOKENS = 1024
-CONTEXT_FLOOR_TOKENS = 2048
-K8V8_UP_TO_TOKENS = 32_768
+CONTEXT_STEP_TOKENS = 1024  # contexts that are not given are multiples of this
+CONTEXT_FLOOR_TOKENS = 2048  # smallest context that is chosen
+K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits (f16 for fine weights)
 _QUANTISED_ROW = 292 / 256  # bytes per value of a row prepared for the integer kernels
 _LADDER: tuple[KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
 _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
@@ -52,18 +52,14 @@ _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """Planned memory of an engine.
-
-    All sequences and cached prefixes share `kv_blocks` tiles; low-bit formats add `window_blocks` tiles of k8v8.
-    `document_tokens`: context of prompts with a fixed prefix. `reduced`: the default context did not fit.
-    """
+    """Planned memory of an engine."""
 
     context_tokens: int
     document_tokens: int  # context of prompts with a fixed prefix
     kv_format: KVFormat
     max_num_seqs: int
-    kv_blocks: int  # tiles, shared by all sequences and cached prefixes
-    window_blocks: int  # tiles of k8v8, besides low-bit formats
+    kv_blocks: int  # shared by all sequences and cached prefixes
+    window_blocks: int  # additional k8v8 blocks of low-bit formats
     weights_bytes: int
     kv_bytes: int
     scratch_bytes: int
@@ -88,19 +84,19 @@ def longest_context(config: SmolLM3Config) -> int:
 
 
 def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
-    """Return cache bytes per token over all layers."""
+    """Return the cache bytes per token in all layers together."""
     pair = KV_FORMATS[kv_format].pair_bytes(config.head_dim)
     return config.num_hidden_layers * config.num_key_value_heads * pair
 
 
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
-    """Return the rows of the largest step."""
-    # Beyond the trained context memory is scarce and attention dominates the time, so steps have a quarter of the rows.
+    """Return the maximum rows of a step."""
+    # Beyond the trained context, memory is scarce and attention takes most of the time, so steps have fewer rows.
     return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)
 
 
 def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
-    """Return the bytes of the largest step."""
+    """Return the bytes that the largest step needs."""
     rows = step_rows(config, context_tokens)
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     row = 4 * (config.hidden_size + config.head_dim + 2 * heads + config.intermediate_size)
@@ -123,19 +119,21 @@ def plan_engine(
     fine_weights: bool = False,
     kept: KVFormat | None = None,
 ) -> EnginePlan:
-    """Choose the open settings so that the plan fits; explicit settings are kept as they are.
+    """Choose the settings that are not given so that the plan fits in memory. Given settings are not reduced.
 
-    context_tokens: the model's maximum replaces a larger value. None chooses up to 8,192 in steps of 1,024, at least
-    2,048 (or the trained context if smaller).
-    document_tokens: with a context of None, the context of prompts with a fixed prefix, in steps of 1,024, up to the
-    trained context and as far as half of the remaining memory allows. It changes no other choice.
-    kv: "auto" is k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it; with `fine_weights`
-    (floats or 8 bits) always f16 up to 32,768 tokens, k8v8 beyond. `kept`: an earlier choice, which takes precedence.
-    max_num_seqs: None chooses up to 16. mapped_bytes: weights already in the address space.
-    beside_bytes: planned size of other engines, touched or not; beside them nothing is reduced, but refused.
+    context_tokens: values above the model's maximum are replaced by the maximum. None: up to 8,192, in steps of 1,024,
+        at least 2,048 (or the trained context if smaller).
+    document_tokens: if context_tokens is None, the context of prompts with a fixed prefix, in steps of 1,024, up to the
+        trained context and as much as half of the remaining memory allows. Does not affect other choices.
+    kv: "auto": k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it. With `fine_weights`
+        (floats or 8 bits): f16 up to 32,768 tokens, k8v8 beyond.
+    kept: an earlier choice, which takes precedence.
+    max_num_seqs: None: up to 16.
+    mapped_bytes: size of weights that are already mapped.
+    beside_bytes: planned size of other engines. If given, nothing is reduced to fit.
 
-    Raises InvalidRequestError for values out of range, OutOfMemoryError naming what is needed and available, and the
-    largest context that fits.
+    Raises InvalidRequestError for values out of range, and OutOfMemoryError, which names the memory needed and
+    available, and the largest context that fits.
     """
     EngineConfig(  # checks the ranges
         context_tokens=context_tokens, document_tokens=document_tokens, kv=kv, max_num_seqs=max_num_seqs
@@ -179,7 +177,7 @@ class _Planner:
     def plan(
         self, context: int, kv_format: KVFormat, sequences: int, *, blocks: int = 0, reduced: bool = False
     ) -> EnginePlan:
-        # Room for at least one whole context.
+        # There must be room for at least one sequence of the full context.
         blocks = max(blocks, -(-context // BLOCK_TOKENS))
         windows = WINDOW_BLOCKS * sequences + STEP_WINDOW_BLOCKS if KV_FORMATS[kv_format].is_low_bit else 0
         return EnginePlan(
@@ -207,7 +205,7 @@ class _Planner:
         return replace(larger, document_tokens=tokens) if tokens > plan.context_tokens else plan
 
     def _with_blocks(self, plan: EnginePlan, blocks: int) -> EnginePlan:
-        # At most half of the remaining memory: the rest is left for other programs.
+        # Uses at most half of the remaining memory, and leaves the rest for other programs.
         left = plan.limit.available_bytes - plan.needed_bytes
         room = reserved_blocks(plan.kv_blocks) + left // 2 // self._block_bytes(plan.kv_format)
         blocks = min(blocks, room)
@@ -253,7 +251,7 @@ class _Planner:
         return OutOfMemoryError(
             Sentence(
                 f"a context of {context:,} tokens in {plan.kv_format} needs {plan.needed_bytes // MIB:,} MiB, "
-                f"{self.limit.source} leaves {self.limit.available_bytes // MIB:,} MiB; {advice}",
+                f"but {self.limit.source} leaves {self.limit.available_bytes // MIB:,} MiB; {advice}",
                 "engine_memory",
                 context=context,
                 needed=plan.needed_bytes // MIB,
@@ -271,7 +269,7 @@ class _Planner:
 
 
 def auto_formats(context: int, fine_weights: bool, kept: KVFormat | None) -> tuple[KVFormat, ...]:
-    """Return formats for "auto", best first."""
+    """Return the KV formats that "auto" tries, best first."""
     is_long = context > K8V8_UP_TO_TOKENS
     if fine_weights:
         return (kept or _FINE_LADDER[is_long],)
@@ -280,7 +278,7 @@ def auto_formats(context: int, fine_weights: bool, kept: KVFormat | None) -> tup
 
 
 def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: int, limit: MemoryLimit) -> EnginePlan:
-    """Plan for a file, reusing a stored KV format. Raises as `plan_engine`."""
+    """Plan for a file, reusing its stored KV format. Raises the same errors as `plan_engine`."""
     folder = Path(asked.cache_dir) if asked.cache_dir is not None and asked.kv == "auto" else None
     return plan_engine(
         config,
@@ -297,7 +295,7 @@ def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: 
 
 
 def keep_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan: EnginePlan) -> None:
-    """Store the KV format, unless memory decided it."""
+    """Store the chosen KV format, unless a lack of memory determined it."""
     if asked.cache_dir is None or asked.kv != "auto":
         return
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)

@@ -17,7 +17,7 @@ from notso.smollm3.text.vocabulary import END_KEYS
 from notso.smollm3.values.model_info import ModelInfo
 from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams
 
-# Length limit of the name in the file, which is shown on the page, in the terminal and in API responses.
+# Maximum length of the model's name in the file, which is shown on the page, in the terminal and in API responses.
 MAX_NAME_CHARACTERS = 100
 
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def sampling_defaults(metadata: Mapping[str, Any]) -> dict[str, float]:
-    """Return the sampling parameters that a file recommends; one that cannot be used is logged and left out."""
+    """Return the sampling parameters that a file recommends. Invalid ones are logged and left out."""
     found: dict[str, float] = {}
     for name, key in ((name, each.gguf) for name, each in PARAMETERS.items() if each.gguf):
         value = metadata.get(f"general.sampling.{key}")
@@ -60,7 +60,7 @@ def model_info(
     sampling: Mapping[str, float],
     arithmetic: str,
 ) -> ModelInfo:
-    """Describe a file as an engine runs it."""
+    """Return the description of a model file loaded by an engine."""
     named = file.metadata.get("general.name")
     name = one_line(named if named and isinstance(named, str) else file.path.stem, MAX_NAME_CHARACTERS)
     licensed = file.metadata.get("general.license.name", file.metadata.get("general.license"))

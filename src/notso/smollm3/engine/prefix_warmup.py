@@ -1,11 +1,13 @@
 """Idle-time prefill of the expected beginning of a conversation's next prompt.
 
-After an answer the template adds the end of the turn and the start of the user's; reasoning is removed from history,
-which shifts the tokens behind it. All of this is known when an answer ends. The prefilled prefix lies in the block pool
-like any other; a different question only wastes idle time.
+In the next prompt, the template writes the end of the answer's turn and the start of the user's turn. It also leaves
+out the answer's reasoning, which shifts the tokens after it. All of this is known when the answer ends, so it is
+prefilled while the engine is idle. The prefix is in the block pool like any other; if the next prompt is different,
+only idle time was wasted.
 
-Drafts of unsent messages are prefilled as well, including the template's ending: sent unchanged, such a prompt lacks
-one token; if more is typed, only that and a few tokens before it.
+Drafts of unsent messages are prefilled as well, including the tokens that the template adds after them. If the message
+is sent unchanged, only one token remains to be computed; if the user types more, only the new text and a few tokens
+before it.
 """
 
 from __future__ import annotations
@@ -29,19 +31,20 @@ from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.sequence import PRIORITIES, Sequence
 from notso.smollm3.values.messages import Message
 
-# Idle seconds before warm-up starts: title requests come at once, the next question later.
+# Idle seconds before warm-up starts. A request for the chat's title follows an answer immediately, the next question
+# later.
 QUIET_S = 0.3
 
-# Limit for answers, and for drafts (one per owner).
+# Maximum finished answers, and maximum drafts (one per owner), to prefill for.
 MOST_NOTES = 16
 
-# Small enough that a layer of the 3B takes milliseconds, which bounds the delay of an arriving request.
+# Small enough that a layer of the 3B model takes milliseconds, which bounds the delay of an arriving request.
 STEP_ROWS = 128
 
 # Interrupted steps after which a prefill is abandoned.
 MOST_TRIES = 8
 
-# Rendering more would block the engine's thread longer than a request should wait.
+# Rendering longer prompts would block the engine's thread for longer than a request should wait.
 MOST_TOKENS = 65_536
 
 _log = logging.getLogger(__name__)
@@ -49,8 +52,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Note:
-    # `spent`: blocks from index `kept` on are obsolete, except those in use again. `prompt`: what was answered; None
-    # for a draft.
+    # A pending prefill.
+    # write: renders the ids to prefill.
+    # spent: tokens of the finished answer or the previous draft. Their blocks from index `kept` on are obsolete, except
+    # those that the new ids share.
+    # prompt: prompt of the finished answer; None for a draft.
     salt: CacheSalt
     adapter: Adapter | None
     conversation: bytes | None
@@ -58,12 +64,12 @@ class _Note:
     spent: Tokens[int] = ()
     kept: int = 0
     prompt: Tokens[int] | None = None
-    ids: list[int] = field(default_factory=list)  # the beginning of the next prompt, once rendered
+    ids: list[int] = field(default_factory=list)  # beginning of the next prompt, once rendered
     tries: int = 0
 
 
 class PrefixWarmup:
-    """Pending drafts and finished answers. For the engine's thread."""
+    """Prefills drafts and what follows finished answers. For the engine's thread."""
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, offload: KVOffload | None, mover: BlockMover) -> None:
         self._runner = runner
@@ -72,9 +78,9 @@ class PrefixWarmup:
         self._mover = mover
         self._notes: deque[_Note] = deque()
         self._steps = 0
-        self._served: dict[bytes, int] = {}  # the step that each owner with pending work last had
+        self._served: dict[bytes, int] = {}  # last step of each owner with pending work
         self._drafts: OrderedDict[bytes, _Note] = OrderedDict()
-        # Each owner's last draft, prefilled or not. Owners are known by their salts.
+        # Last draft of each owner, prefilled or not. Owners are identified by their salts.
         self._typed: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()
 
     def note(self, request: Request) -> None:
@@ -84,22 +90,21 @@ class PrefixWarmup:
         if sequence.is_evicted:
             return
         for other in [other for other in self._notes if other.prompt == sequence.prompt]:
-            self._notes.remove(other)  # regenerated
+            self._notes.remove(other)  # the answer was regenerated
         write = partial(_written, sequence, request.generation, request.next_ids)
         note = _Note(
             sequence.salt, sequence.adapter, sequence.conversation, write, sequence.tokens, prompt=sequence.prompt
         )
         if len(self._notes) == MOST_NOTES:
             count = Counter(each.salt.owner for each in self._notes)
-            self._notes.remove(
-                max(self._notes, key=lambda each: count[each.salt.owner])
-            )  # the oldest of the owner with the most
+            # The oldest note of the owner that has the most notes.
+            self._notes.remove(max(self._notes, key=lambda each: count[each.salt.owner]))
         self._notes.append(note)
 
     def draft(
         self, salt: CacheSalt, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
-        """Schedule a draft; its last turn starts at `turn_at`."""
+        """Schedule the prefill of a draft with a last turn that starts at `turn_at`."""
         owner = salt.owner
         spent, before = self._typed.pop(owner, ([], 0))
         self._drafts.pop(owner, None)
@@ -147,7 +152,7 @@ class PrefixWarmup:
                 self._notes.remove(note)
 
     def _next(self) -> _Note:
-        # The least recently served owner comes first, with the newest of what is pending.
+        # Returns the newest note of the least recently served owner.
         waiting = [*reversed(self._drafts.values() if self._drafts else self._notes)]
         note = min(waiting, key=lambda each: self._served.get(each.salt.owner, 0))
         self._steps += 1
@@ -185,7 +190,7 @@ class PrefixWarmup:
                 self._deprioritise(note)  # copying a block marked it as recently used
 
     def _is_worth_it(self, note: _Note) -> bool:
-        # At most one block of other conversations may be evicted.
+        # A prefill may evict at most one block of other conversations.
         pool, ids = self._scheduler.pool, note.ids
         if not ids or self._scheduler.cached_length(note.salt, [*ids, -1]) == len(ids):
             return False
@@ -196,7 +201,7 @@ class PrefixWarmup:
         return lacking <= 1
 
     def _deprioritise(self, note: _Note) -> int:
-        # Returns the number of obsolete blocks.
+        # Makes the note's obsolete blocks the next ones to evict, and returns their number.
         pool, is_draft = self._scheduler.pool, note.prompt is None
         wanted = set(pool.chain(note.salt, note.ids, with_rest=is_draft))
         chain = pool.chain(note.salt, note.spent, with_rest=is_draft)

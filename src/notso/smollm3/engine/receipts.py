@@ -1,9 +1,9 @@
-"""Receipts: what an answer was drawn from, which can be checked with the model file.
+"""Receipts: records of everything that determines an answer, which can be verified with the model file.
 
-A receipt names the model's content, the prompt, the parameters with the seed, and the answer's tokens. As an answer's
-bits depend on nothing else, checking it means to read prompt and answer in one prefill and to draw every token again.
-An open receipt contains the token ids, a sealed one their SHA-256 only: it is checked with a transcript, which is an
-open receipt of the same answer.
+A receipt contains the digest of the model file, the prompt, the parameters with the seed, and the answer's tokens. An
+answer depends on nothing else, bit for bit. To verify a receipt, prompt and answer are prefilled together, and every
+token is sampled again. An open receipt contains the token ids; a sealed one contains only their SHA-256. To verify a
+sealed receipt, a transcript is needed, which is an open receipt of the same answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ModelDigest:
         self._sha256 = ""
 
     def compute(self) -> str:
-        """Return it in hexadecimal; the first time takes as long as reading the file."""
+        """Return the digest in hexadecimal. The first call takes as long as reading the file."""
         with self._lock:
             if not self._sha256:
                 with self._path.open("rb") as source:
@@ -49,7 +49,7 @@ class ModelDigest:
 
 
 def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the open receipt of an answer that `request` has replayed; `facts` are those of the model."""
+    """Return the open receipt of an answer that `request` replayed; `facts`: the parts about the model."""
     params, defaults = request.sampler.params, SamplingParams()
     given = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
     changed = {name: value for name, value in given.items() if value != getattr(defaults, name)}
@@ -90,7 +90,7 @@ def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, An
 
 
 def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an open receipt without the content of the conversation."""
+    """Return the sealed form of an open receipt, which does not contain the conversation."""
     told = {name: value for name, value in receipt.items() if name != "digest"} | {"form": "sealed"}
     for part in ("prompt", "options", "answer"):
         told[part] = {name: value for name, value in told[part].items() if name not in _SEALED}
@@ -99,37 +99,36 @@ def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptCheck:
-    """Result of a check. `problem` is "" if every token is what the model draws; else `place` is the first token of the
-    answer that is not, counted from 0 (None: something else differs)."""
+    """Result of verifying a receipt."""
 
-    problem: str  # "" if every token is what the model draws
-    place: int | None = None  # first token of the answer that is not, from 0 (None: something else differs)
+    problem: str  # "" if the model samples every token again
+    place: int | None = None  # index of the first other token in the answer; None: something else differs
     tokens: int = 0
 
 
 def opened(receipt: Any, transcript: Any = None) -> dict[str, Any]:
-    """Return an open receipt of a receipt and its transcript, with every hash checked.
+    """Verify the hashes of a receipt and its transcript; return the open receipt.
 
-    Raises InvalidRequestError, with the part that does not fit.
+    Raises InvalidRequestError with the part that does not match as `param`.
     """
     told = _checked(receipt, "receipt")
     if told["form"] == "sealed":
         if transcript is None:
-            raise InvalidRequestError("a sealed receipt is checked with its transcript", param="transcript")
+            raise InvalidRequestError("a sealed receipt can be checked only with its transcript", param="transcript")
         whole = _checked(transcript, "transcript")
         if whole["form"] != "open":
             raise InvalidRequestError("the transcript must be an open receipt of the answer", param="transcript")
         for name, value in sealed(whole).items():
             if name != "digest" and value != told.get(name):
-                raise InvalidRequestError(f"the transcript's {name} is not the receipt's", param="transcript")
+                raise InvalidRequestError(f"the transcript's {name} differs from the receipt's", param="transcript")
         told = whole
     for part in ("prompt", "answer"):
         ids, tokens, digest = (told[part][name] for name in ("ids", "tokens", "sha256"))
         if len(ids) != tokens or ids_digest(ids) != digest:
-            raise InvalidRequestError(f"the {part}'s ids are not those that its hash was made of", param=part)
+            raise InvalidRequestError(f"the token ids of the {part} do not match their hash", param=part)
     options = {name: value for name, value in told["options"].items() if name != "sha256"}
     if _hash(options) != told["options"]["sha256"]:
-        raise InvalidRequestError("the options are not those that their hash was made of", param="options")
+        raise InvalidRequestError("the options do not match their hash", param="options")
     return told
 
 
@@ -145,7 +144,7 @@ def params_of(receipt: Mapping[str, Any]) -> SamplingParams:
         if isinstance(value, list):
             given[name] = tuple(value)
     given |= {"seed": receipt["seed"], "max_tokens": receipt["limit"], "thinking_budget": receipt["thinking_budget"]}
-    # All are given: the file's defaults were applied when the answer was written.
+    # All count as set explicitly, because the file's defaults were applied when the answer was generated.
     return SamplingParams(**given, given=tuple(names - {"given"}))
 
 
@@ -167,7 +166,7 @@ def options_of(receipt: Mapping[str, Any]) -> RequestOptions:
 
 
 class Redraw:
-    """Draws an answer again from the logits of its tokens, as they are computed; has the form of PromptScores."""
+    """Samples an answer again from the logits of its tokens, as they are computed. Used in place of PromptScores."""
 
     def __init__(self, request: Request, answer: Replay, finish_reason: str) -> None:
         self._request = request
@@ -202,16 +201,16 @@ class Redraw:
             return self._differ(at, f"the answer ends before token {at}")
         if at in self._answer.closed_at:
             if not request.output.in_reasoning:
-                return self._differ(at, f"token {at} is said to end the reasoning, which is over")
+                return self._differ(at, f"token {at} is recorded as the end of the reasoning, which had already ended")
             request.close_reasoning()
             written = request.sequence.tokens[self._first + 1 + at :]
             for place, (token, told) in enumerate(zip_longest(written, ids[at : at + len(written)]), at):
                 if token != told:
-                    return self._differ(place, f"token {place} is said to end the reasoning, and does not")
+                    return self._differ(place, f"token {place} is recorded as the end of the reasoning, but is not")
             return None
         token = request.draw(row)
         if token != ids[at]:
-            return self._differ(at, f"token {at} is {ids[at]}, but the model draws {token}")
+            return self._differ(at, f"token {at} is {ids[at]}, but the model samples {token}")
         request.take(token)
         after = request.output.tokens
         if (
@@ -220,7 +219,7 @@ class Redraw:
             and after < len(ids)
             and after not in self._answer.closed_at
         ):
-            self._differ(after, f"the reasoning goes on at token {after}, where it had to end")
+            self._differ(after, f"the reasoning continues at token {after}, where it had to end")
         return None
 
     def _differ(self, at: int, problem: str) -> None:
@@ -230,7 +229,7 @@ class Redraw:
 def _checked(receipt: Any, name: str) -> dict[str, Any]:
     wanted = ("form", "model", "seed", "sampling", "limit", "thinking_budget", "prompt", "options", "answer", "digest")
     if not isinstance(receipt, dict) or receipt.get("notso_receipt") != VERSION:
-        raise InvalidRequestError(f"the {name} is no receipt of version {VERSION}", param=name)
+        raise InvalidRequestError(f"the {name} is not a receipt of version {VERSION}", param=name)
     parts = ("model", "sampling", "prompt", "options", "answer")
     if missing := [each for each in wanted if each not in receipt]:
         raise InvalidRequestError(f"the {name} lacks {', '.join(missing)}", param=name)
@@ -238,7 +237,7 @@ def _checked(receipt: Any, name: str) -> dict[str, Any]:
         raise InvalidRequestError(f"the {name} is malformed", param=name)
     content = {each: value for each, value in receipt.items() if each != "digest"}
     if _hash(content) != receipt["digest"]:
-        raise InvalidRequestError(f"the {name} was changed: its digest is another", param="digest")
+        raise InvalidRequestError(f"the {name} was changed: its digest does not match", param="digest")
     return dict(receipt)
 
 

@@ -1,4 +1,4 @@
-"""State of one request: inputs, progress and cost."""
+"""State of one request: input, progress and cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ids_digest(ids: Tokens[int]) -> str:
 
 
 class MeanPooling:
-    """Embedding of a prompt: the mean of its last hidden states, each added once as it is computed."""
+    """Embedding of a prompt: the mean of its last hidden states, which are added as they are computed."""
 
     def __init__(self, tokens: int, hidden_size: int) -> None:
         self._tokens = tokens
@@ -38,13 +38,13 @@ class MeanPooling:
         self._sum = np.zeros(hidden_size, np.float64)
 
     def take(self, start: int, states: Floats) -> None:
-        """Add states (rows, hidden) of the tokens from `start`, except repeated ones after a preemption."""
+        """Add states (rows, hidden) of the tokens from `start` on, except those computed again after a preemption."""
         new = states[max(self._done - start, 0) :]
         self._sum += new.sum(axis=0, dtype=np.float64)
         self._done = max(self._done, start + len(states))
 
     def embedding(self) -> tuple[float, ...]:
-        """Return the mean of length 1 (hidden,). Raises EngineError if it is not finite."""
+        """Return the mean (hidden,) scaled to norm 1. Raises EngineError if it is not finite."""
         mean = self._sum / self._tokens
         length = float(np.linalg.norm(mean))
         if not np.isfinite(length):
@@ -60,16 +60,16 @@ class Scores(Protocol):
 
 @dataclass(eq=False)
 class Request:
-    """A request in the engine; times are `perf_counter` seconds or 0."""
+    """A request in the engine. Times are `perf_counter` seconds, or 0 if not reached."""
 
     sequence: Sequence
     generation: Generation
     sampler: Sampler
     output: OutputProcessor
-    # Limit on generated tokens.
+    # Maximum generated tokens.
     most: int
     thinking_budget: int | None = None
-    # Tokens that end the reasoning on the model's behalf.
+    # Tokens that the engine inserts to end the reasoning.
     closing: tuple[int, ...] = ()
     # Creates the drafter once generation starts; None disables speculation.
     propose: Callable[[], NgramDrafter] | None = None
@@ -78,17 +78,17 @@ class Request:
     answer_end: AnswerEnd | None = None
     scores: Scores | None = None
     pooling: MeanPooling | None = None
-    # Builds a token's log probabilities.
+    # Returns the log probabilities of a token.
     describe: Callable[[Floats | None, int], TokenLogprob] | None = None
-    # Renders the beginning of the next turn's prompt, given the answer; empty if useless.
+    # Renders the beginning of the next prompt, given the answer; empty if it would not fit.
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # sent before any other event
     reports_ids: bool = False
     origin: str = ""  # see `Event`
-    started: str | None = None  # beginning of the answer in the prompt; None: none
+    started: str | None = None  # beginning of the answer in the prompt, if any
     is_plain: bool = False
-    closed_at: list[int] = field(default_factory=list)  # tokens before each end of the reasoning that was written
-    replayed_events: list[Event] = field(default_factory=list)  # of the tokens that the answer begins with
+    closed_at: list[int] = field(default_factory=list)  # answer's length whenever the engine ended the reasoning
+    replayed_events: list[Event] = field(default_factory=list)  # events of replayed tokens
     submitted: float = 0.0
     started_at: float = 0.0
     read: float = 0.0
@@ -108,7 +108,7 @@ class Request:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were not computed; those of a replayed answer are not counted."""
+        """Prompt tokens found in the cache, not counting those of a replayed answer."""
         return min(self.sequence.cached, self.prompt_tokens)
 
     @property
@@ -130,7 +130,7 @@ class Request:
         return spent or self.generation.answer_requested
 
     def sample(self, logits: Floats) -> tuple[int, list[Event]]:
-        """Sample from logits (V,); return token and events."""
+        """Sample a token from logits (V,) and append it; return it and its events."""
         token = self.draw(logits)
         return token, self.take(token, None if self.describe is None else self.describe(logits, token))
 
@@ -150,7 +150,7 @@ class Request:
         return token
 
     def take(self, token: int, entry: TokenLogprob | None = None) -> list[Event]:
-        """Append a drawn token; return its events."""
+        """Append a sampled token; return its events."""
         answer, structured_output, left = self.output, self.structured_output, self.left - 1
         self.sequence.tokens.append(token)
         if structured_output is not None and structured_output.take(token, answer.in_reasoning, left):
@@ -161,13 +161,13 @@ class Request:
         return events
 
     def replay(self, replay: Replay) -> None:
-        """Take the tokens that an earlier request wrote, so that the next one is drawn as it would have been there.
+        """Append the tokens of an earlier request, so that the answer continues as that request would have.
 
-        Raises InvalidRequestError if they are of another origin, or the answer ends before them.
+        Raises InvalidRequestError if their origin differs, or the answer ends before them.
         """
         if replay.origin not in ("", self.origin):
-            raise InvalidRequestError("replay: the prompt, the model or the arithmetic is another one", param="replay")
-        reports_ids, self.reports_ids = self.reports_ids, False  # a replaying client has them
+            raise InvalidRequestError("replay: the prompt, the model or the arithmetic differs", param="replay")
+        reports_ids, self.reports_ids = self.reports_ids, False  # the client has the replayed ids
         while (at := self.output.tokens) < len(replay.ids):
             if self.is_over:
                 raise InvalidRequestError(f"replay: the answer ends after {at} tokens", param="replay")
@@ -175,16 +175,16 @@ class Request:
                 self.replayed_events += self.close_reasoning()
                 written = self.sequence.tokens[len(self.sequence.prompt) + at :]
                 if written != list(replay.ids[at : at + len(written)]):
-                    raise InvalidRequestError("replay differs within the end of the reasoning", param="replay")
+                    raise InvalidRequestError("replay: the tokens that end the reasoning differ", param="replay")
                 continue
             try:
                 self.replayed_events += self.take(replay.ids[at])
             except (ValueError, RuntimeError) as error:
                 raise InvalidRequestError(f"replay: token {at} is not possible here", param="replay") from error
         if self.output.tokens != len(replay.ids):
-            raise InvalidRequestError("replay ends within the end of the reasoning", param="replay")
+            raise InvalidRequestError("replay: some tokens that end the reasoning are missing", param="replay")
         self.reports_ids = reports_ids
-        if self.reasoning_is_over and not self.is_over:  # it ended with the last of them
+        if self.reasoning_is_over and not self.is_over:  # the reasoning must end after the last replayed token
             self.replayed_events += self.close_reasoning()
 
     def first_events(self) -> list[Event]:
@@ -194,7 +194,7 @@ class Request:
         return [Event("started", origin=self.origin, limit=self.most), *replayed]
 
     def token_event(self, start: int, *, is_forced: bool = False) -> list[Event]:
-        """Return the event of the tokens from position `start`; none if they are not asked for."""
+        """Return a `tokens` event for the tokens from `start` on, if requested."""
         ids = tuple(self.sequence.tokens[start:])
         if not self.reports_ids or not ids:
             return []

@@ -2,10 +2,10 @@
 
     magic      8   NOTSO-KV
     order      4   0x01020304 in the writer's byte order
-    version    4   of this layout
+    version    4   version of this layout
     model     32   digest of the cache version
-    key       16   the block's hash; of a partial block, its parent's
-    tag        8   owner
+    key       16   the block's hash; for a partial block, its parent's
+    tag        8   set by the writer; files can be removed by their tag
     is_partial    4
     tokens     4   count, up to 128
     content    8   bytes
@@ -34,7 +34,7 @@ from typing import BinaryIO, ClassVar
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, HASH_BYTES
 from notso.system.files import read_ahead, sync
 
-VERSION = 2  # block hashes no longer start from the cache version
+VERSION = 2  # in version 1, block hashes started from the cache version
 TAG_BYTES = 8
 MOST_PARTS = 512  # buffers per readv; systems allow 1,024
 
@@ -46,14 +46,14 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 
 class DamagedBlockError(Exception):
-    """The file is not the named block; a cache miss."""
+    """The file does not contain the block in its name. Treated as a cache miss."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
     """A block's file name; `model`: 8 bytes of the cache version's digest."""
 
-    # Hex only: no user input reaches a path.
+    # Hexadecimal digits only, so no user input becomes part of a path.
     model: bytes
     hash: bytes
     tag: bytes
@@ -98,14 +98,14 @@ def file_bytes(tokens: int, content_bytes: int) -> int:
 
 
 def encode_block(name: BlockName, cache_version: bytes, tokens: array[int], content: bytes) -> list[bytes]:
-    """Return a block's file in parts."""
+    """Return the contents of a block's file, in parts."""
     header = _header(name, cache_version, len(tokens), len(content))
     said = tokens.tobytes()
     return [header + _CHECKSUM.pack(_checksum(header, said, [content])), said, content]
 
 
 def write_file(path: Path, parts: Sequence[bytes], *, flush: bool) -> None:
-    """Write atomically; `flush`: fsync before the rename. Raises OSError, leaving nothing behind."""
+    """Write a file atomically; `flush`: fsync before the rename. Raises OSError and leaves no file behind."""
     draft = path.with_suffix(".tmp")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -125,7 +125,7 @@ def write_file(path: Path, parts: Sequence[bytes], *, flush: bool) -> None:
 
 
 def read_block(path: Path, name: BlockName, cache_version: bytes, content: Sequence[memoryview]) -> list[int]:
-    """Read into `content`, valid on success; return the tokens. Raises OSError or DamagedBlockError."""
+    """Read a block into `content`; return its tokens. Raises OSError or DamagedBlockError."""
     with _opened(path) as file:
         header, tokens, checksum = _read_header(file, name, cache_version, sum(len(part) for part in content))
         left = list(content)
@@ -143,13 +143,13 @@ def read_block(path: Path, name: BlockName, cache_version: bytes, content: Seque
 
 
 def read_tokens(path: Path, name: BlockName, cache_version: bytes, content_bytes: int) -> list[int]:
-    """Return tokens without checksum validation. Raises OSError or DamagedBlockError."""
+    """Return the tokens of a block without verifying its checksum. Raises OSError or DamagedBlockError."""
     with _opened(path) as file:
         return array("i", _read_header(file, name, cache_version, content_bytes)[1]).tolist()
 
 
 def announce(path: Path) -> None:
-    """Start reading ahead. Raises OSError."""
+    """Let the system read a file ahead. Raises OSError."""
     with _opened(path) as file:
         read_ahead(file.fileno())
 

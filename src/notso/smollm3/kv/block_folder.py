@@ -1,6 +1,6 @@
-"""Index of the cache files in a folder, and the lock that gives the right to write there.
+"""Index of the cache files in a folder, and the lock that the writer of the folder holds.
 
-The log names the conversations or readings that each cache file belongs to, for eviction after a restart:
+A log records the conversations or readings that each cache file belongs to, for eviction after a restart:
 
     magic   8   NOTSO-C1
     ------------
@@ -8,13 +8,14 @@ The log names the conversations or readings that each cache file belongs to, for
     model         8
     key          16
     tag           8
-    flags         4   1: a partial block; 2: the file is rewritten, earlier conversations no longer count
+    flags         4   1: a partial block; 2: the file is rewritten, so earlier records no longer apply
     checksum      4   CRC-32 of the record before it
     ------------
     and so on
 
-A record is appended before its file is written. Torn or damaged records are ignored: at worst a file lacks a
-conversation and is evicted early. Eviction rewrites the log. The order of the last records is that of the last use.
+A record is appended before its file is written. Incomplete or damaged records are ignored; at worst, a file is not
+attributed to one of its conversations and is evicted early. Eviction rewrites the log. The last record of each
+conversation or reading determines the order of their last use.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from notso.smollm3.scheduling.block_pool import outlives
 from notso.system.files import lock, sync_folder
 
 MAGIC = b"NOTSO-C1"
-# Obsolete records, beyond as many live ones, that trigger a rewrite.
+# The log is rewritten when it has this many records more than twice those needed.
 MOST_WASTE = 1024
 
 _RECORD = struct.Struct("=8s8s16s8sI")
@@ -114,7 +115,7 @@ class ConversationLog:
         self._of.pop(name, None)
 
     def evict(self, conversation: bytes) -> list[BlockName]:
-        """Remove a conversation or reading; return the files that only it kept."""
+        """Remove a conversation or reading; return the files that no other one keeps."""
         left = []
         for name, conversations in list(self._of.items()):
             if conversation in conversations:
@@ -133,7 +134,7 @@ class ConversationLog:
         return self._is_stale or bool(self._appended)
 
     def unsaved(self) -> tuple[bytes, bool]:
-        """Return the records to `save`, now counted as saved, and whether they replace the log."""
+        """Return the records to `save`, which now count as saved, and whether they replace the log."""
         if self._is_stale:
             by_use = {conversation: at for at, conversation in enumerate(self._used)}
             pairs = [(each, name) for name, conversations in self._of.items() for each in conversations]
@@ -146,7 +147,7 @@ class ConversationLog:
         return b"".join(records), is_anew
 
     def save(self, records: bytes, is_anew: bool) -> None:
-        """Write records. Raises OSError."""
+        """Write records to the log. Raises OSError."""
         if is_anew:
             write_file(self._path, [MAGIC + records], flush=True)
             sync_folder(self._path.parent)
@@ -173,16 +174,16 @@ def _record(name: BlockName, conversation: bytes, flags: int) -> bytes:
     return record + _CHECKSUM.pack(zlib.crc32(record))
 
 
-LOOK_AGAIN_S = 1.0  # seconds between a reader's scans for the writer's files
+LOOK_AGAIN_S = 1.0  # seconds between scans for another engine's files
 
-# Errors of a missing file, or of something that is no regular file.
+# Errors for a missing file, or for something that is not a regular file.
 _NO_BLOCK = (errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENOTDIR)
 _OURS = re.compile(rf"{BlockName.PATTERN}\.(?:kv\d+|tmp)|conversations\.tmp")
 _log = logging.getLogger(__name__)
 
 
 class BlockFolder:
-    """Cache files of all models; `lock` guards all but `path`."""
+    """Cache files of all models. `lock` guards everything except `path`."""
 
     def __init__(self, path: Path, cache_version: bytes) -> None:
         self.path = path
@@ -190,9 +191,9 @@ class BlockFolder:
         # Size by name, least recently used first.
         self.files: OrderedDict[str, int] = OrderedDict()
         self.used_bytes = 0
-        # Blocks of the usable cache versions by key and whether they are partial.
+        # Blocks of usable cache versions, by key and whether they are partial.
         self.known: dict[tuple[bytes, bool], BlockName] = {}
-        # Tokens of partial blocks that were read.
+        # Tokens of partial blocks that have been read.
         self.partials: dict[bytes, list[int]] = {}
         self.log = ConversationLog(path / "conversations")
         self._versions = {BlockName.model_of(cache_version): cache_version}
@@ -216,7 +217,7 @@ class BlockFolder:
                 self.add(BlockName.parse(text), size)
 
     def open(self) -> None:
-        """Scan, and become the writer if possible. Raises OSError."""
+        """Scan the folder, and become its writer if possible. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.chmod(0o700)
         self._scan(sweep=self._owner.acquire())
@@ -253,7 +254,7 @@ class BlockFolder:
             if sweep:
                 self.log.read({BlockName.parse(text) for text in self.files})
                 lost = [text for text in self.files if not self.log.has(BlockName.parse(text))]
-                for text in lost:  # no conversation could ever evict it
+                for text in lost:  # without a record, no eviction would remove it
                     self.unlink(text)
 
     def add(self, name: BlockName, size: int) -> None:
@@ -276,7 +277,7 @@ class BlockFolder:
         self.log.drop(name)
 
     def unlink(self, text: str, *, at_once: bool = False) -> None:
-        """Drop a file from the index, and from disk if writer or `at_once`."""
+        """Remove a file from the index, and from disk if this is the writer or `at_once`."""
         with self.lock:
             self._remove(text)
         if self._owner.is_held or at_once:
@@ -286,7 +287,7 @@ class BlockFolder:
                 _log.debug("%s could not be removed: %s", text, error)
 
     def look_again(self) -> None:
-        """As a reader, take over from an ended writer, or rescan after an interval."""
+        """If not the writer, take over from a writer that has ended, or rescan after an interval."""
         now = time.monotonic()
         if self.is_ours or now - self._looked < LOOK_AGAIN_S:
             return
@@ -303,8 +304,8 @@ class BlockFolder:
     def _scan_changed(self) -> None:
         changed = self.path.stat().st_mtime_ns
         if changed != self._changed or self._has_changed:
-            # Scanned once more after a change: files added within the same clock tick leave the folder's mtime
-            # unchanged.
+            # After a change, the folder is scanned once more, because files added within the same clock tick do not
+            # change its modification time again.
             self._has_changed = changed != self._changed
             self._changed = changed  # taken before the scan, so changes during it are noticed next time
             self._unsee()
@@ -318,11 +319,11 @@ class BlockFolder:
             self.used_bytes = 0
 
     def drop(self, name: BlockName, error: Exception) -> None:
-        """Remove a damaged file; keep it after other read errors."""
+        """Remove a file that cannot be read if it is missing or damaged; keep it after other errors."""
         if not isinstance(error, FileNotFoundError):
             _log.log(logging.DEBUG if self._has_warned else logging.WARNING, "a cached block is not used: %s", error)
             self._has_warned = True
-        # An unreadable file may be intact, with the process out of descriptors or the disk in trouble.
+        # An unreadable file may be intact, for example if the process has too many open files.
         if isinstance(error, DamagedBlockError) or getattr(error, "errno", None) in _NO_BLOCK:
             self.unlink(str(name))
 
@@ -339,7 +340,7 @@ class FolderLock:
         return self._descriptor is not None
 
     def acquire(self) -> bool:
-        """Try without waiting. Raises OSError if the file cannot be created."""
+        """Try to lock without waiting. Raises OSError if the file cannot be created."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             lock(descriptor)

@@ -1,16 +1,16 @@
 """On-disk KV blocks, which let conversations continue after a restart without prefill.
 
-A file holds one block of 128 positions in all layers, or a partial block that an answer ended in. Its name contains the
-cache version, the block's key and its owner. A file is used only if every field and the checksum match; otherwise it
-counts as a miss and is removed, so damage costs only time. Contents reveal conversations: the folder has mode 0700,
-files 0600.
+A file contains one block of 128 positions in all layers, or the partial block at the end of an answer. Its name
+contains the cache version, the block's key and a tag. A file is used only if every field and the checksum match;
+otherwise it counts as a miss and is removed, so damage costs only time. The contents reveal conversations, so the
+folder has mode 0700 and the files have mode 0600.
 
-A low-priority thread writes each file under a temporary name, fsyncs and renames it, so that after a power failure
-names rarely refer to missing data; the folder is synced when the queue is empty. At shutdown files are written without
-fsync, and the checksum detects loss. The least recently read file is evicted first.
+A low-priority thread writes each file under a temporary name, fsyncs it and renames it, so that a power failure rarely
+leaves a name without its data. The folder is synced when the queue is empty. At shutdown, files are written without
+fsync; the checksum detects lost data. The least recently read file is evicted first.
 
-CRC-32 guards against accidents at a fifth of the cost of a cryptographic hash (4 GB/s against 0.9 for BLAKE2b); anyone
-able to write to the folder could replace the model as well.
+CRC-32 detects accidental damage at a fifth of the cost of a cryptographic hash (4 GB/s, compared with 0.9 for BLAKE2b).
+It does not detect manipulation, but anyone with write access to the folder could replace the model as well.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from notso.system.files import sync_folder
 from notso.system.processes import lower_thread_priority
 
 MIB = 1 << 20
-# Bytes waiting to be written; further blocks are refused and can be offered again later.
+# Maximum bytes waiting to be written. Further blocks are rejected and can be offered again later.
 QUEUE_BYTES = 128 * MIB
 
-FREE_BYTES = 1024 * MIB  # kept free on the disk
+FREE_BYTES = 1024 * MIB  # space to keep free on the disk
 
 _log = logging.getLogger(__name__)
 
@@ -65,11 +65,11 @@ class _QueuedBlock:
 
 
 class DiskStore:
-    """Blocks of one cache version, and of earlier ones that are interchangeable, on disk. Thread-safe.
+    """Blocks of one cache version, and of interchangeable earlier ones, on disk. Thread-safe.
 
-    Disk errors disable it with one warning. budget_bytes covers all models' files. evicts: remove the files that were
-    read the longest ago when there is no room; False: do not write the block. While another engine writes to the
-    folder, this one only reads.
+    A disk error disables the store with one warning. While another engine writes to the folder, the store only reads.
+    budget_bytes: limit for the files of all models. evicts: remove the least recently read files when there is no room;
+    False: reject the block.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class DiskStore:
             return
         self._start_writer()
         if not self._folder.is_ours:
-            _log.warning("another engine uses the cache in %s; it is read-only while that engine runs", folder)
+            _log.warning("another engine writes to the cache in %s; until it ends, this engine only reads it", folder)
 
     def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
-        """Write blocks of this cache version from now on, and also use those of `earlier` ones."""
+        """Write blocks of this cache version from now on, and also use those of `earlier` versions."""
         with self._wake:
             self._cache_version = cache_version
             self._folder.adopt([cache_version, *earlier])
@@ -180,10 +180,10 @@ class DiskStore:
         tag: bytes = b"",
         conversations: Collection[bytes] = (ANONYMOUS,),
     ) -> bool:
-        """Queue a block; False if there is no room now. A partial block replaces the earlier one.
+        """Queue a block; return False if there is no room now. A partial block replaces the earlier one.
 
-        hash: 16 bytes, the parent's for a partial block. tokens: up to 128. tag: up to 8 bytes, for `remove`.
-        conversations: 8 bytes each. `content` must stay unchanged.
+        hash: 16 bytes; for a partial block, the parent's. tokens: up to 128. content: must not be changed later. tag:
+        up to 8 bytes, for `remove`. conversations: 8 bytes each.
         """
         if len(content) != self.block_bytes:
             raise ValueError(f"a block has {self.block_bytes} bytes, not {len(content)}")
@@ -221,7 +221,7 @@ class DiskStore:
                     queued.conversations.discard(conversation)
                     if not outlives(queued.conversations, conversation):
                         queued.conversations.clear()
-            self._unqueue_nobodys()
+            self._drop_evicted()
             self._wake.notify_all()
         for name in names:
             self._folder.unlink(str(name), at_once=True)
@@ -229,7 +229,7 @@ class DiskStore:
     def _queued(self) -> list[_QueuedBlock]:
         return [*self._queue.values(), *([] if self._writing is None else [self._writing])]
 
-    def _unqueue_nobodys(self) -> None:
+    def _drop_evicted(self) -> None:
         # The block being written is removed afterwards.
         for at, queued in list(self._queue.items()):
             if not queued.conversations:
@@ -243,7 +243,7 @@ class DiskStore:
     def read_into(
         self, content: Sequence[memoryview], hash: bytes, tokens: Sequence[int], *, is_partial: bool = False
     ) -> bool:
-        """Read a block into buffers of `block_bytes` in total, valid only if True."""
+        """Read a block into buffers of `block_bytes` in total; if False, their content is invalid."""
         with self._wake:
             queued, name = self._queue.get((hash, is_partial)), self._folder.known.get((hash, is_partial))
             version = None if name is None else self._folder.version_of(name)
@@ -258,7 +258,7 @@ class DiskStore:
         path = self.folder / str(name)
         try:
             held = read_block(path, name, version, content)
-            os.utime(path)  # keeps eviction order across restarts
+            os.utime(path)  # keeps the eviction order across restarts
         except (OSError, DamagedBlockError) as error:
             self._folder.drop(name, error)
             return False
@@ -271,7 +271,7 @@ class DiskStore:
         with self._wake:
             name = self._folder.known.get((hash, is_partial))
         if name is not None:
-            with suppress(OSError):  # read_into will report it
+            with suppress(OSError):  # `read_into` will report it
                 announce(self.folder / str(name))
 
     def remove(self, tag: bytes) -> None:
@@ -280,7 +280,7 @@ class DiskStore:
             for queued in self._queued():
                 if queued.name.has_tag(tag):
                     queued.conversations.clear()
-            self._unqueue_nobodys()
+            self._drop_evicted()
             names = [name for name in self._folder.files if BlockName.parse(name).has_tag(tag)]
             self._folder.log.rewrite()
             self._wake.notify_all()
@@ -288,7 +288,7 @@ class DiskStore:
             self._folder.unlink(name, at_once=True)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait for queued blocks; False on timeout."""
+        """Wait until queued blocks are written; return False on timeout."""
         with self._wake:
             return self._wake.wait_for(
                 lambda: not (self._queue or self._is_at_work or self._has_records) or not self._is_alive(), timeout_s
@@ -303,7 +303,7 @@ class DiskStore:
         self._folder.close()
 
     def _look_again(self) -> None:
-        # The writing engine may have ended; this one then takes over.
+        # If the engine that was writing has ended, this one takes over.
         self._folder.look_again()
         self._start_writer()
 
@@ -375,7 +375,7 @@ class DiskStore:
                 self._turn_off(error)
 
     def _make_room(self, size: int) -> bool:
-        # Raises OSError if evicting everything does not suffice.
+        # Raises OSError if evicting all files is not enough.
         while True:
             status = os.statvfs(self.folder)
             with self._wake:
@@ -399,7 +399,7 @@ class DiskStore:
 
 
 def lower_priority() -> None:
-    """Give the calling thread, and on Linux no other, the lowest priority."""
+    """Give the calling thread the lowest priority, where possible."""
     try:
         lower_thread_priority()
     except OSError as error:

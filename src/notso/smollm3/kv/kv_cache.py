@@ -1,10 +1,11 @@
 """KV cache: fixed blocks of 128 positions, each covering all layers.
 
-Formats under 8 bits read a sequence's first tile (attention sinks) and the current tile from a second, finer cache, the
-windows. The block pool decides which blocks have one.
+Formats below 8 bits are read through a Hadamard rotation and a codebook. With these formats, the first block of a
+sequence (attention sinks) and the blocks being written are read from a second, more precise cache (k8v8) instead. Its
+blocks are called windows. The block pool decides which blocks have a window.
 
-Formats under 8 bits are read through a Hadamard rotation and a codebook. Beside a low-bit format, the first tile of a
-sequence (attention sinks) and the tiles being written are kept in k8v8.
+The KV format that was chosen for a model file is stored in the cache folder, so that the next engine chooses the same
+one.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ _log = logging.getLogger(__name__)
 
 def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
     """Return whether most weights are floats or 8-bit."""
-    # An 8-bit cache then costs more accuracy than the weights' own format (docs/kernels/attention.md).
+    # With such weights, an 8-bit cache loses more accuracy than the format of the weights (docs/kernels/attention.md).
     values = [(tensor.format.name in FINE_FORMATS, tensor.rows * tensor.cols) for tensor in tensors if tensor.rows > 1]
     return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
 
 
 def kept_format(folder: Path, file: GGUFFile, context_tokens: int | None) -> KVFormat | None:
-    """Return the stored format, or None."""
+    """Return the KV format stored for a file, or None."""
     found = _read(folder).get(_key(file, context_tokens))
     return next((each for each in KV_FORMATS if each == found), None)
 
 
 def keep_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_format: KVFormat) -> None:
-    """Store a choice, dropping the oldest."""
+    """Store the KV format for a file; drop the oldest entries."""
     kept, key = _read(folder), _key(file, context_tokens)
     if kept.get(key) == kv_format:
         return
@@ -62,7 +63,7 @@ def keep_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_for
         draft.write_text(json.dumps(newest, indent=1), "utf-8")
         draft.replace(folder / FILE)
     except OSError as error:
-        # Not fatal: the rule yields the same choice again.
+        # Not fatal: the format will usually be the same without a stored choice.
         _log.warning("the selected cache format cannot be stored in %s: %s", folder, error.strerror)
         draft.unlink(missing_ok=True)
 
@@ -79,23 +80,23 @@ def _key(file: GGUFFile, context_tokens: int | None) -> str:
     return f"{file.path.name} {file.size_bytes} {context_tokens or 'any'}"
 
 
+# Memory is touched this many blocks before it is used, in at most MOST_LAYERS layers between two steps. A large page
+# takes the system milliseconds, and all layers would otherwise need theirs in the same step.
 AHEAD_BLOCKS = 4
-# Memory is touched this many blocks ahead, in at most this many layers between two steps: a large page takes
-# milliseconds, and otherwise all layers would need theirs in the same step.
 MOST_LAYERS = 6
 
-# Blocks touched ahead while idle, for answers that start at the same time.
+# Number of blocks touched ahead while idle, for answers that start at the same time.
 IDLE_BLOCKS = 32
 
-# Layers per idle increment: a request may arrive at any moment.
+# Layers touched at a time while idle; only a few, because a request may arrive at any moment.
 IDLE_LAYERS = 2
 
 
 class KVCache:
     """Keys and values in blocks, shared by up to `max_num_seqs` sequences of `capacity_tokens`.
 
-    blocks: None with one sequence: its own, in order. windows: block -> window, kept by the block pool. Memory is
-    reserved at construction, committed on first use.
+    blocks: None, for a single sequence: as many as it needs, in order. windows: block -> window; maintained by the
+    block pool. Memory is reserved at construction and committed on first use.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class KVCache:
         self._is_ready_ahead = large_pages
         is_in_order = blocks is None and max_num_seqs == 1
         in_order = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
-        # (max_num_seqs, tiles) int32. Data beyond the stored length is stale, and attention never reads it.
+        # int32 (max_num_seqs, tiles). Entries beyond the end of a sequence are stale, and attention never reads them.
         self.block_table: Array = backend.upload(
             in_order.copy() if is_in_order else np.zeros((max_num_seqs, tiles), np.int32)
         )
@@ -131,8 +132,8 @@ class KVCache:
         )
         self._windows = windows
         self._used = -1  # highest block in use
-        self._touched = -1  # blocks up to this one have memory, and the next one in so many layers
-        self._touched_layers = 0
+        self._touched = -1  # blocks up to this one have memory
+        self._touched_layers = 0  # number of layers in which the next block has memory
 
     @property
     def nbytes(self) -> int:
@@ -162,7 +163,7 @@ class KVCache:
         self._touch(block + AHEAD_BLOCKS, min(layers, MOST_LAYERS))
 
     def touch_idle(self, blocks: int = 0) -> bool:
-        """Touch a little memory, at least for the first `blocks`; False if none is left."""
+        """Touch the memory of a few layers, at least up to `blocks` blocks; return False if all is touched."""
         return self._is_ready_ahead and self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
 
     def _touch(self, last: int, layers: int) -> bool:
@@ -187,7 +188,8 @@ class KVCache:
         return b"".join(pool.read_block(block) for pool in self.pools)
 
     def load_block(self, block: int, read_into: Callable[[list[memoryview]], bool]) -> bool:
-        """Let `read_into` fill a block, in the order of `read_block` and in place if possible; valid if True."""
+        """Let `read_into` fill a block in the order of `read_block`, in place if possible; return its result."""
+        # If it returns False, the block is invalid.
         parts = [pool.block_memory(block) for pool in self.pools]
         if all(part is not None for part in parts):
             return read_into([memory for part in parts for memory in part or ()])
@@ -223,6 +225,6 @@ def _pools(
 
 
 def _window_pools(backend: Backend, config: SmolLM3Config, blocks: int) -> Sequence[KeyValuePool]:
-    # On small pages: few windows are used at a time, and one large page would hold a dozen, in every layer.
+    # Windows are on small pages: few are used at a time, and one large page would hold a dozen, in every layer.
     heads, dim = config.num_key_value_heads, config.head_dim
     return backend.key_value_pools(config.num_hidden_layers, blocks, heads, dim, WINDOW_FORMAT, large_pages=False)

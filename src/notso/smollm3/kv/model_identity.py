@@ -1,9 +1,9 @@
-"""Identity of a model file by its content, so that a copied, touched or mounted file finds the same cached blocks.
+"""Identity of a model file by its content, so that cached blocks stay valid when it is copied, touched or mounted.
 
-The SHA-256 of a file is computed once, in idle time and at low priority, and remembered in the cache folder under the
-file's sampled identity, which no other content can have: it includes the inode and the time of its last change. Until
-the SHA-256 is known, the sampled identity is used. Blocks that were written under it stay usable, because the
-remembered entries tell which sampled identities belong to a content.
+The SHA-256 of a file is computed once, in idle time and at low priority, and stored in the cache folder under the
+file's sampled identity. No other content can have the same sampled identity, since it includes the inode and the time
+of the last change. It is used until the SHA-256 is known. Blocks that were written until then stay usable, because the
+stored entries map sampled identities to the SHA-256.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MAX_BYTES = 1 << 16
 MAX_ENTRIES = 64
 
 READ_BYTES = 4 << 20
-BUSY_S = 0.05  # between looks at whether a busy engine is idle again
+BUSY_S = 0.05  # seconds between checks whether a busy engine is idle again
 
 _log = logging.getLogger(__name__)
-_writing = threading.Lock()  # engines of one process share the folder
+_writing = threading.Lock()  # engines in one process share the folder
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """Identity of a file; `earlier` ones denote the same content."""
+    """Identity of a file. `earlier`: former identities of the same content."""
 
     current: bytes
     earlier: tuple[bytes, ...] = ()
@@ -52,7 +52,7 @@ class _Entry:
 
 
 class IdentityWorker:
-    """Identifies one open file; computes its digest in a thread unless it is remembered."""
+    """Identifies one open file; computes its digest in a thread unless it is stored."""
 
     def __init__(self, file: GGUFFile, folder: Path) -> None:
         self._path = file.path
@@ -68,7 +68,7 @@ class IdentityWorker:
         )
 
     def start(self, is_idle: Callable[[], bool], when_known: Callable[[ModelIdentity], None]) -> None:
-        """Compute the digest while `is_idle`, unless it is known; `when_known` is called on the thread."""
+        """Compute the digest while `is_idle`, unless it is known, and call `when_known` on that thread."""
         if self._sha256 is None:
             self._thread = threading.Thread(
                 target=self._run, args=(is_idle, when_known), name="notso-model-digest", daemon=True
@@ -76,7 +76,7 @@ class IdentityWorker:
             self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the digest is known, or cannot be."""
+        """Wait until the digest is known or cannot be computed."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -100,7 +100,7 @@ class IdentityWorker:
         when_known(self.identity)
 
     def _digest(self, is_idle: Callable[[], bool]) -> str | None:
-        # None if stopped, or if the file is not the open one or is being written.
+        # Returns None if stopped, or if the file at the path is not the open file or has changed.
         digest = hashlib.sha256()
         with open(open_regular(self._path), "rb", buffering=0) as source:  # noqa: PTH123 - a descriptor
             while self._is_open_file(source.fileno()):
@@ -133,7 +133,7 @@ def _remember(folder: Path, entry: _Entry) -> None:
             draft.write_text(json.dumps([asdict(each) for each in kept], indent=1), "utf-8")
             draft.replace(folder / FILE)
         except OSError as error:
-            # Not fatal: it is computed again at the next start.
+            # Not fatal: the digest is computed again at the next start.
             _log.debug("the digest of the model cannot be stored in %s: %s", folder, error)
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
@@ -166,19 +166,19 @@ DIGEST_BYTES = 32
 
 
 def file_marks(status: os.stat_result) -> tuple[int, ...]:
-    """Return what a file keeps exactly as long as it is not written to, replaced or copied."""
-    # The modification time can be set to any value, the time of the last change of status cannot.
+    """Return values that change if a file is written to, replaced or copied."""
+    # The modification time can be set to any value, but the time of the last status change cannot.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def sampled_identity(file: GGUFFile) -> bytes:
     """Return 32 bytes that identify an unchanged model file by its `file_marks` and samples of each tensor."""
-    # Hashing two gigabytes would delay the first answer; see model_identity.py for the digest of the whole content.
+    # Hashing two gigabytes would delay the first answer; see IdentityWorker for the digest of the whole content.
     return content_identity(file, repr(file_marks(file.status)).encode())
 
 
 def content_identity(file: GGUFFile, marks: bytes = b"") -> bytes:
-    """Return 32 bytes that are equal for copies of a model file with these marks, by samples of each tensor."""
+    """Return 32 bytes, from samples of each tensor, that are equal for copies of a model file with the same marks."""
     digest = hashlib.blake2b(marks, digest_size=DIGEST_BYTES)
     for name, tensor in sorted(file.tensors.items()):
         digest.update(repr((name, tensor.format.name, tensor.shape)).encode())
@@ -189,7 +189,7 @@ def content_identity(file: GGUFFile, marks: bytes = b"") -> bytes:
 
 
 def cache_version(identity: bytes, config: SmolLM3Config, kv_format: KVFormat, context_tokens: int) -> bytes:
-    """Return 32 bytes that are equal exactly if caches of the file with this `identity` are interchangeable."""
+    """Return 32 bytes that are equal if and only if caches of a file with this `identity` are interchangeable."""
     rotation = config.rope_frequencies(context_tokens)
     depends_on = repr((ARITHMETIC, config, kv_format, rotation)).encode()
     return hashlib.blake2b(depends_on + identity, digest_size=DIGEST_BYTES).digest()

@@ -1,4 +1,4 @@
-"""Offload of finished conversations' blocks and of pinned readings to disk, and their reload."""
+"""Offloading of blocks to disk (of finished conversations and of pinned readings), and loading them again."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_h
 from notso.smollm3.scheduling.sequence import BlockLoad, Sequence
 from notso.system.processors import usable_processors
 
-TAG = b"chats"  # on all files of this program, which alone are removed
+TAG = b"chats"  # tag of this program's files; no others are removed
 
 LAST_WORDS_S = 3.0  # seconds for pending writes at shutdown
 
-AHEAD = 16  # blocks read ahead beyond the next step's: what a disk handles concurrently
+AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a disk can read concurrently
 
 LACKING_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64  # blocks to touch ahead for loads from disk: a chat of the default length
+READY_BLOCKS = 64  # blocks to touch ahead for loads from disk: those of a chat of the default length
 
 MOST_READERS = 4  # threads that load blocks, if there are as many processors
 
@@ -45,7 +45,7 @@ class _Offer:
 
 
 class KVOffload:
-    """Blocks of one cache in files. For the cache's thread, between steps."""
+    """Stores blocks of one cache in files. For the engine's thread, between steps."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class KVOffload:
     ) -> None:
         self._cache = cache
         self._pool = pool
-        # Windows of first and partial blocks have their own folder.
+        # Windows (of first and partial blocks) have a folder of their own.
         beside, for_windows = folder / "windows", budget_bytes // 4
         self._windows: DiskStore | None = None
-        self._former: DiskStore | None = None  # windows of an earlier format: counted, and removed
+        self._former: DiskStore | None = None  # windows of an earlier format, which count toward the budget
         if cache.window_bytes:
             self._windows = DiskStore(beside, cache_version, cache.window_bytes, for_windows)
         elif beside.is_dir():
@@ -80,12 +80,12 @@ class KVOffload:
         self._chats = chats
         self._of_chats = self._files, self._windows
         self._stores = [*chats, *self.readings.stores]
-        self._offers: dict[int, _Offer] = {}  # by block, so there are never more than blocks
-        # (key, is_partial) -> end of the time in which a failed block is ignored
+        self._offers: dict[int, _Offer] = {}  # by block, so there is at most one per block
+        # (hash, is_partial) of a block that could not be loaded -> time until which it is ignored
         self._lacking: dict[tuple[bytes, bool], float] = {}
 
     def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
-        """Use another cache version, see `DiskStore.adopt`."""
+        """Use another cache version; see `DiskStore.adopt`."""
         self._lacking.clear()
         versions = list(earlier)
         for files in self._stores:
@@ -129,12 +129,12 @@ class KVOffload:
 
     @property
     def ready_blocks(self) -> int:
-        # Faulting in fresh memory can take longer than reading the disk.
+        # Page faults of untouched memory can take longer than reading from disk.
         return min(self._files.blocks + self.readings.files.blocks, READY_BLOCKS)
 
     def load_all(self, loads: list[BlockLoad]) -> list[bool]:
-        """Load blocks in parallel; False for each unavailable one."""
-        # Checksums and page faults cost more CPU time than a disk needs.
+        """Load blocks in parallel; return whether each was loaded."""
+        # Checksums and page faults take more time than the disk, so several threads are used.
         at_once = min(MOST_READERS, usable_processors(), len(loads))
         if at_once < 2:
             return [self._load_or_note(load) for load in loads]
@@ -146,14 +146,14 @@ class KVOffload:
             ]
 
     def _has_window(self, load: BlockLoad) -> bool:
-        # Windows are loaded on the cache's thread, the only one to access the window map.
+        # Windows are loaded on the engine's thread, the only one that accesses the map of windows.
         return self.needs_window(is_first=load.sequence.blocks[0] == load.block, is_partial=load.is_partial)
 
     def _load_or_note(self, load: BlockLoad) -> bool:
         try:
             found = self._load(load)
         except Exception:  # not fatal: the block can be recomputed
-            _log.exception("a block was not loaded")
+            _log.exception("a cached block could not be loaded")
             found = False
         if not found:
             self._lacking[load.hash, load.is_partial] = time.monotonic() + LACKING_S
@@ -165,7 +165,7 @@ class KVOffload:
         if load.is_partial:
             wanted, tokens = tokens[: sequence.computed - index * BLOCK_TOKENS], self._files.partial(load.hash)
             if tokens[: len(wanted)] != wanted:
-                return False  # replaced meanwhile
+                return False  # the file was replaced meanwhile
         found = self._cache.load_block(
             load.block,
             lambda memory: (
@@ -199,7 +199,7 @@ class KVOffload:
                     self.readings.belongs_to(hash, sequence.reading)
             elif not self.has(hash):
                 offered = self._offers.get(block)
-                if self._has_room and (offered is None or offered.hash != hash):  # it may be pinned
+                if self._has_room and (offered is None or offered.hash != hash):  # the same offer may be a pinned one
                     self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0)
             else:
                 for files, kept_by in product(self._chats, sequence.kept_by(index)):
@@ -213,7 +213,7 @@ class KVOffload:
             self._offers[block] = _Offer(parent_hash, parent_hash, tokens, block, True, True)
 
     def _pinned(self, sequence: Sequence) -> int:
-        # The number of blocks to pin, for which there is room then.
+        # Makes room for the blocks to pin, and returns their number.
         if sequence.reading is None or not self.readings.is_writing:
             return 0
         hashes = sequence.hashes[: sequence.salt.shared_blocks]
@@ -231,13 +231,13 @@ class KVOffload:
         return bool(self._offers) and self._is_writing
 
     def work(self) -> bool:
-        """Submit one block; False if there is none, or no room."""
+        """Queue one offered block for writing; return False if there is none, or no room."""
         if not self.has_work:
             return False
         offer = next(iter(self._offers.values()))
-        is_gone = self._pool.find(offer.parent_hash, offer.tokens) != offer.block  # reused meanwhile
-        is_nobodys = not self._pool.conversations(offer.block)
-        if not (is_gone or is_nobodys or self._put(offer)):
+        is_reused = self._pool.find(offer.parent_hash, offer.tokens) != offer.block
+        is_evicted = not self._pool.conversations(offer.block)
+        if not (is_reused or is_evicted or self._put(offer)):
             return False
         del self._offers[offer.block]
         return True
@@ -276,7 +276,7 @@ class KVOffload:
                 files.evict(conversation)
 
     def abandon(self) -> None:
-        # The memory of pending blocks is gone.
+        # After a device was lost, the contents of offered blocks cannot be read.
         self._offers.clear()
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class KVOffload:
 
 
 class Readings:
-    """Readings in a folder, of all models. `windows` is None if the format has none."""
+    """Pinned readings of all models, in a folder. `windows` is None if the KV format has no windows."""
 
     def __init__(
         self, folder: Path, cache_version: bytes, block_bytes: int, window_bytes: int, budget_bytes: int
@@ -303,7 +303,7 @@ class Readings:
         if window_bytes:
             self.windows = DiskStore(beside, cache_version, window_bytes, budget_bytes, evicts=False)
             self.stores.append(self.windows)
-        elif beside.is_dir():  # windows of an earlier format: counted, and removed with their readings
+        elif beside.is_dir():  # windows of an earlier format count toward the budget until their readings are removed
             self.stores.append(DiskStore(beside, cache_version, 0, 0, evicts=False))
 
     @property
@@ -319,16 +319,16 @@ class Readings:
             files.belongs_to(hash, reading)
 
     def stored(self, reading: bytes) -> tuple[int, int]:
-        """Return the number of a reading's blocks, and their size with windows in bytes."""
+        """Return the number of a reading's blocks, and their size in bytes, including windows."""
         blocks, *windows = (files.sizes(reading) for files in self.stores)
         return len(blocks), sum(blocks) + sum(map(sum, windows))
 
     def make_room(self, reading: bytes, blocks: int, unwritten: int) -> bool:
-        """Evict other readings until `unwritten` blocks fit; False if all `blocks` of this one exceed the budget."""
+        """Evict other readings until `unwritten` blocks fit; return False if all `blocks` exceed the budget."""
         block, window = (0 if files is None else _file_bytes(files) for files in (self.files, self.windows))
         if blocks * block + window > self._budget_bytes:
             if not self._has_warned:
-                _log.warning("a reading of %d blocks exceeds the disk space for readings and is not pinned", blocks)
+                _log.warning("a reading of %d blocks exceeds the disk budget of readings and is not pinned", blocks)
                 self._has_warned = True
             return False
         for files in self.stores:

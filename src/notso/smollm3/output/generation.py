@@ -1,4 +1,4 @@
-"""Event log of one answer, with any number of readers, and the stream that iterates over it."""
+"""Event log of one answer for any number of readers, and an iterator over it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 def require_process(process: int) -> None:
     """Raise EngineError in a child that was forked from `process`."""
-    # A fork copies no threads: requests would hang, and locks held by other threads stay locked.
+    # A fork does not copy threads: requests would hang, and locks held by other threads would stay locked.
     if os.getpid() != process:
         raise EngineError(
             "the engine was loaded before a fork and cannot be used in the forked process: "
@@ -31,12 +31,13 @@ def _nothing() -> None:
 
 
 class Generation:
-    """Events of one answer, for any number of readers in any thread; all are kept."""
+    """Events of one answer, for any number of readers in any thread. All events are kept."""
 
-    # `changed` wakes the engine after stop() and answer_now().
+    # changed: wakes the engine after `stop` and `answer_now`.
     def __init__(self, changed: Callable[[], None] = _nothing) -> None:
         self.id = uuid4().hex
-        self.context = contextvars.copy_context()  # of the caller, so that the engine's log records carry its ids
+        # The caller's context, so that the engine's log records contain the ids of the caller's request.
+        self.context = contextvars.copy_context()
         self.stop_requested = False
         self.answer_requested = False
         self._engine_changed = changed
@@ -60,14 +61,13 @@ class Generation:
         return self._events[after:]
 
     def wait(self, after: int, timeout_s: float | None = None) -> bool:
-        """Wait for events after `after`, or the end; False on timeout. Raises EngineError in a forked child."""
+        """Wait for event number `after` or the end; return False on timeout. Raises EngineError in a forked child."""
         require_process(self._process)
         with self._condition:
             return self._condition.wait_for(lambda: len(self._events) > after or self._finished, timeout_s)
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """Yield events from index `after`, blocking in between. A failed answer ends with an `error` event; `result`
-        raises it."""
+        """Yield events from index `after` on, waiting for new ones. A failed answer ends with an `error` event."""
         while True:
             self.wait(after)
             events = self.read(after)
@@ -77,11 +77,11 @@ class Generation:
                 return
 
     def result(self) -> Completion:
-        """Wait for the end, and return the whole answer. Raises the error of a failed answer."""
+        """Wait for the end and return the whole answer. Raises the error of a failed answer."""
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` on new events, at once if there are any. It runs on the engine's thread and must not block."""
+        """Call `notify` for new events, and once now if there are any. It must not block the engine's thread."""
         with self._condition:
             self._listeners.append(notify)
             is_new = bool(self._events)
@@ -91,7 +91,7 @@ class Generation:
     # Control
 
     def stop(self) -> None:
-        """Cancel within a step."""
+        """Cancel the answer, at the latest after the current step."""
         self.stop_requested = True
         if os.getpid() == self._process:
             self._engine_changed()
@@ -110,7 +110,7 @@ class Generation:
             self._events += events
             self._finished = self._finished or last
             listeners = list(self._listeners)
-            if last:  # a kept log must not keep the engine alive
+            if last:  # references to a finished log must not keep the engine alive
                 self._engine_changed, self._listeners = _nothing, []
             self._condition.notify_all()
         for notify in listeners:
@@ -121,7 +121,7 @@ class Generation:
 
 
 def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
-    """Yield events until `cancelled()`; closing stops the answer. Raises the error of an `error` event."""
+    """Yield events, and stop the answer when `cancelled()` or closed. Raises the error of an `error` event."""
     after = 0
     try:
         while True:
@@ -143,9 +143,9 @@ def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Gener
 
 
 class AnswerStream(Iterator[Event]):
-    """Iterator over an answer's events, for one thread. A context manager: leaving it stops the answer.
+    """Iterator over an answer's events, for one thread, and context manager that stops the answer on exit.
 
-    Raises the error of a failed answer. `result` returns the whole answer.
+    Raises the error of a failed answer.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -157,11 +157,11 @@ class AnswerStream(Iterator[Event]):
         return next(self._events)
 
     def result(self) -> Completion:
-        """Wait for the end, and return the whole answer, events that were read before included."""
+        """Wait for the end and return the whole answer, including the events already read."""
         return self.generation.result()
 
     def close(self) -> None:
-        """Stop the answer; `result` then returns what was written, as "cancelled"."""
+        """Stop the answer; `result` then returns the text so far, with finish reason "cancelled"."""
         self._events.close()
         self.generation.stop()
 

@@ -1,4 +1,4 @@
-"""Buffered end of a text stream, held back while its meaning is undecided."""
+"""Buffer for the end of a text stream, which is held back until it can be classified."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class Span(str):
-    """Text with its position in the stream."""
+    """Text with its start position in the stream."""
 
     __slots__ = ("start",)
     start: int
@@ -19,7 +19,7 @@ class Span(str):
 
 
 class Lookahead:
-    """Undecided end of a stream."""
+    """The end of a stream that is not classified yet."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -42,7 +42,7 @@ class Lookahead:
 
 
 def pending_length(text: str, patterns: Iterable[str]) -> int:
-    """Return the length of the longest suffix that starts a pattern."""
+    """Return the length of the longest suffix that a pattern starts with."""
     longest = 0
     for pattern in patterns:
         for length in range(min(len(text), len(pattern) - 1), longest, -1):
@@ -53,11 +53,11 @@ def pending_length(text: str, patterns: Iterable[str]) -> int:
 
 
 class StopStrings:
-    """Passes text before the first stop string, and nothing from it on."""
+    """Passes on the text before the first stop string."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        # The first match is the one completed first, the longest of those that end together, so that chunking does not
-        # matter.
+        # The first match is the one that ends first; of those that end at the same position, the longest. The result
+        # is therefore independent of how the text is divided into chunks.
         self._stops = sorted(stop for stop in stops if stop)
         self._longest = max(map(len, self._stops), default=1)
         self._lookahead = Lookahead()
@@ -77,8 +77,8 @@ class StopStrings:
         return self._lookahead.give(len(pending) - self._pending_length(pending)), False
 
     def _pending_length(self, text: str) -> int:
-        # In sorted order the strings that start with a suffix follow it, so many stop strings cost little more than
-        # one.
+        # In sorted order, the strings that start with a suffix follow it directly, so a binary search suffices and many
+        # stop strings cost little more than one.
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             end = text[start:]
             at = bisect_left(self._stops, end)

@@ -1,4 +1,4 @@
-"""Conversion of an answer's tokens to events, with the log probabilities of generated and prompt tokens."""
+"""Conversion of an answer's tokens to events, and log probabilities of generated and prompt tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from notso.smollm3.values.messages import ToolCall
 
 
 def token_logprob(tokenizer: Tokenizer, logits: Floats | None, token: int, alternatives: int) -> TokenLogprob:
-    """Return a token's entry from logits (V,). Raises EngineError if not finite."""
-    # Tokens written on the model's behalf are certain.
+    """Return a token's log probability from logits (V,). Raises EngineError if they are not finite."""
+    # Tokens that the engine inserts, such as `</think>`, have no logits; their probability is 1.
     if logits is None:
         return _entry(tokenizer, token, 0.0)
     values = log_probabilities(logits)
@@ -28,7 +28,7 @@ def token_logprob(tokenizer: Tokenizer, logits: Floats | None, token: int, alter
 
 
 class PromptScores:
-    """Log probabilities of a prompt, reported once."""
+    """Log probabilities of a prompt's tokens. Each is reported once."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], alternatives: int) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +37,7 @@ class PromptScores:
         self._reported = 0
 
     def take(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]:
-        """Return new entries from logits (rows, V). Raises EngineError if not finite."""
+        """Return new entries from logits (rows, V) of the positions from `start` on. Raises EngineError."""
         entries = []
         if self._reported == 0:
             entries.append(_entry(self._tokenizer, self._prompt[0], math.nan))
@@ -53,15 +53,16 @@ def _entry(tokenizer: Tokenizer, token: int, logprob: float, top: tuple[TokenLog
     return TokenLogprob(tokenizer.token_text(token), tuple(tokenizer.token_bytes(token)), logprob, top, token)
 
 
-# Number of characters, and the entry of the token that produced them, reported once.
+# A number of characters, and the log probability entry of the token that produced them; None if already reported.
 Share = tuple[int, TokenLogprob | None]
 
 
 class LogprobAlignment:
-    """Maps text spans to their tokens' entries."""
+    """Maps spans of text to the log probability entries of their tokens."""
 
-    # An entry goes with its token's first shown character. A token that completes no character belongs to the character
-    # it is part of. Entries of hidden tokens go with the next span, or remain.
+    # An entry is returned with the first shown character of its token. A token that does not complete a character
+    # belongs to the character that it is part of. Entries of hidden tokens are returned with the next span; if there is
+    # none, they stay in `rest`.
     def __init__(self) -> None:
         self._end = 0
         self._tokens: deque[tuple[int, int, TokenLogprob | None]] = deque()  # start, length, entry
@@ -79,7 +80,7 @@ class LogprobAlignment:
         return rest
 
     def take(self, span: Span) -> list[Share]:
-        """Return the shares of a span and of the gap before it; spans must be in order."""
+        """Return the shares of a span and of the hidden text before it. Spans must be in order."""
         shares: list[Share] = []
         end = span.start + len(span)
         while self._tokens and self._tokens[0][0] < end:
@@ -94,10 +95,10 @@ class LogprobAlignment:
 
 
 class OutputProcessor:
-    """Converts tokens to reasoning, text and tool-call events.
+    """Converts tokens to reasoning, text and tool-call events."""
 
-    Stages: bytes, characters, reasoning or answer, stop strings, tool calls; each holds back undecided text.
-    """
+    # A chain of stages, each of which holds back text that it cannot classify yet: decode bytes to characters, separate
+    # reasoning from the answer, find stop strings, and find tool calls.
 
     def __init__(
         self,
@@ -115,10 +116,14 @@ class OutputProcessor:
         stop_token_ids: Sequence[int] = (),
         min_tokens: int = 0,
     ) -> None:
-        # goes_on: the prompt holds the beginning of the answer. is_plain: tags are text. calls_are_held: a grammar
-        # guarantees calls, so arguments stream. offered: names of tools that can be called; None: any. min_tokens: stop
-        # strings count only after these. one_call: the answer ends with its first call. is_structured: the answer
-        # starts at `begin`. stop_token_ids: additional end tokens.
+        # goes_on: the prompt ends with the beginning of the answer.
+        # is_plain: tags of reasoning are treated as text.
+        # one_call: the answer ends after its first tool call.
+        # is_structured: a grammar constrains the answer, which starts only when `begin` is called.
+        # calls_are_held: a grammar guarantees valid tool calls, so their arguments can be streamed.
+        # offered: names of the tools that can be called; None: any name.
+        # stop_token_ids: additional end tokens.
+        # min_tokens: stop strings take effect only after this many tokens.
         self._tokenizer = tokenizer
         self._end_ids = tokenizer.end_ids.union(stop_token_ids)
         self._min_tokens = min_tokens
@@ -131,15 +136,15 @@ class OutputProcessor:
         self._calls = ToolCallParser(calls_are_held, offered) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
-        # Each log probability is emitted once, with its token's first shown character. Those of hidden tokens (tags,
-        # tool calls, stop strings) go with the next shown text, or remain in `untold`.
+        # Each log probability is emitted once, with the first shown character of its token. Those of hidden tokens
+        # (tags, tool calls, stop strings) are emitted with the next shown text, or stay in `untold` if there is none.
         self._decoded, self._text_alignment = LogprobAlignment(), LogprobAlignment()
         self.finish_reason: FinishReason | None = None
         self.tokens = 0
         self.reasoning_tokens = 0
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> Iterator[Event]:
-        """Yield a token's events; set `finish_reason` at the end."""
+        """Yield the events of a token, and set `finish_reason` if it ends the answer."""
         self.tokens += 1
         if token in self._end_ids:
             self.finish_reason = "stop"
@@ -154,7 +159,7 @@ class OutputProcessor:
         self.reasoning_tokens += was_reasoning or self._thinking.in_reasoning
         yield from self._pieces(pieces)
         if was_reasoning and not self._thinking.in_reasoning and (untold := self._decoded.take_rest()):
-            # The tag counts as reasoning, so its entry must not wait for the answer's first text.
+            # The closing tag counts as reasoning, so its log probability must not be reported with the answer's text.
             yield self._event("reasoning", "", untold)
 
     @property
@@ -174,7 +179,7 @@ class OutputProcessor:
             self._characters.drop()
 
     def begin(self, calls: bool) -> None:
-        """Start the answer at the next token; `calls`: it has tool calls."""
+        """Start the answer at the next token; `calls`: look for tool calls in it."""
         self._thinking.begin_answer()
         if not calls:
             self._calls = None
@@ -197,7 +202,8 @@ class OutputProcessor:
         if self._called and self.finish_reason == "stop":
             self.finish_reason = "tool_calls"
 
-    _is_cut = False  # by a stop string, or after the only allowed call: nothing further is shown
+    # Set by a stop string, or after the only allowed tool call: no further events are emitted.
+    _is_cut = False
 
     def _pieces(self, pieces: Sequence[Piece]) -> Iterator[Event]:
         for kind, text in pieces:

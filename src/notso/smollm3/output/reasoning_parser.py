@@ -1,7 +1,7 @@
 """Streaming separation of reasoning and answer.
 
-SmolLM3 reasons between `<think>` and `</think>`, each a single token. Models may also spell a tag in ordinary tokens,
-omit it, or be cut off within it. Tags and parts of tags are never shown.
+SmolLM3 writes its reasoning between `<think>` and `</think>`, each a single token. The model may also spell a tag in
+ordinary tokens, omit it, or be cut off within it. Tags and parts of tags are never shown.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ Piece = tuple[Literal["reasoning", "text"], Span]
 
 
 class _State(Enum):
-    BEFORE = auto()  # nothing but whitespace so far, or since the last closing tag
+    BEFORE = auto()  # only whitespace so far, or since the last closing tag
     REASONING = auto()
     ANSWER = auto()
 
 
 class ReasoningParser:
-    """Splits (token id, text) into nonempty reasoning and text pieces."""
+    """Splits a stream of (token id, text) into nonempty pieces of reasoning and text."""
 
-    # Spelled-out opening tags count only at the start of an answer, closing ones there and in reasoning. Unmatched
-    # closing tags are dropped, as are newlines around reasoning and before the answer.
-    # starts_inside: the prompt opened the reasoning. goes_on: the prompt holds the start of this text, so nothing is
-    # dropped. answer_apart: the answer starts with its own token, so text after a spelled closing tag is dropped.
-    # Tag tokens count anywhere; ids are None if the file has none. Reasoning that never ends stays reasoning.
+    # Tag tokens are recognized anywhere. Opening tags in ordinary tokens are recognized only at the start of an answer,
+    # closing tags there and in reasoning. Unmatched closing tags are dropped, as are newlines around the reasoning and
+    # before the answer. Reasoning without a closing tag stays reasoning.
+    #
+    # open_id, close_id: tag tokens, None if the model file has none.
+    # starts_inside: the prompt ends inside reasoning.
+    # goes_on: the prompt ends with the beginning of the answer, so leading newlines and spelled-out tags are text.
+    # answer_apart: the answer starts when `begin_answer` is called, so text in the same token after a closing tag is
+    # dropped.
     def __init__(
         self,
         open_id: int | None,
@@ -46,7 +50,7 @@ class ReasoningParser:
         self._lookahead = Lookahead()
         before = _State.ANSWER if goes_on else _State.BEFORE
         self._state = _State.REASONING if starts_inside else before
-        self._fresh = not goes_on  # no reasoning shown since it was opened
+        self._fresh = not goes_on  # no reasoning has been shown since the opening tag
 
     @property
     def in_reasoning(self) -> bool:
@@ -69,7 +73,7 @@ class ReasoningParser:
         self._state = _State.ANSWER
 
     def finish(self) -> list[Piece]:
-        """Return the rest; truncated tags are dropped."""
+        """Return the rest of the text without a truncated tag."""
         return self._flush(len(self._lookahead.text), cut_off=True)
 
     def _before_tag(self, text: str, tag: str) -> list[Piece]:
@@ -138,7 +142,7 @@ class ReasoningParser:
     def _flush(self, length: int, cut_off: bool) -> list[Piece]:
         end = self._lookahead.start + length
         text = self._lookahead.text[:length]
-        # A lone "<" may be intended; a longer prefix of a tag at the end is a truncated tag.
+        # A single "<" at the end may be text; a longer prefix of a tag is a truncated tag.
         tag = pending_length(text, (OPEN, CLOSE))
         if cut_off and tag > 1:
             text = text[:-tag]
@@ -157,6 +161,6 @@ class ReasoningParser:
 
 
 def opens_thinking(prompt: Sequence[int], open_id: int | None, close_id: int | None) -> bool:
-    """Return whether the answer starts inside reasoning."""
+    """Return whether the prompt ends inside reasoning."""
     tags = (token for token in reversed(prompt) if token in (open_id, close_id))
     return next(tags, close_id) == open_id and open_id is not None

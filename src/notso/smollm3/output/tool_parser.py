@@ -1,7 +1,7 @@
 """Streaming parser of tool calls.
 
-SmolLM3 writes calls as `<tool_call>` JSON `</tool_call>`, with optional newlines inside, among ordinary text. Text that
-proves not to be a call is returned as text.
+SmolLM3 writes a call as `<tool_call>` JSON `</tool_call>`, with optional newlines inside the tags and ordinary text
+around them. Text between tags that is not a valid call is returned as text.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ CLOSE = "</tool_call>"
 
 _JSON_STRING_OR_CLOSE = re.compile(rf'"(?:[^"\\\n]|\\.)*+(?P<quote>")?|{CLOSE}')
 _JSON_SPACE = re.compile(r"[ \t\n\r]*")
-# A call up to its arguments, in the form that grammars enforce.
+# Start of a call up to its arguments, in the form that grammars enforce.
 _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*+"), "arguments": (?=\{)')
 
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """Further arguments of an unfinished call, with its later id."""
+    """Next part of an unfinished call's arguments; `id` is that of the later ToolCall."""
 
     id: str
     name: str
@@ -38,17 +38,19 @@ class CallPart:
 class ToolCallParser:
     """Splits streamed text into text and ToolCalls."""
 
-    # in_parts: a grammar guarantees calls, so arguments stream before the whole call. Newlines around calls are
-    # dropped.
-    # A call that is cut leaves only its parts. Chunking does not affect the result. offered: names of the tools there
-    # are; a call to another is text, because no program could run it. None: any.
+    # Newlines around calls are dropped. The result does not depend on how the text is divided into chunks.
+    #
+    # in_parts: a grammar guarantees valid calls, so CallParts with the arguments precede each ToolCall. A call that is
+    # cut off consists of CallParts only.
+    # offered: names of the available tools; a call to any other is returned as text, since it cannot be executed. None:
+    # accept any name.
     def __init__(self, in_parts: bool = False, offered: Collection[str] | None = None) -> None:
         self._in_parts = in_parts
         self._offered = offered
         self._arguments: _Arguments | None = None
         self._lookahead = Lookahead()
         self._in_call = False
-        self._body = 0  # start of the body, after the tag and the newlines that are shown if it is no call
+        self._body = 0  # start of the body, after the tag and preceding newlines, which are shown if it is not a call
         self._after_call = False
 
     def push(self, text: str) -> list[Span | ToolCall | CallPart]:
@@ -61,7 +63,7 @@ class ToolCallParser:
         return pieces
 
     def finish(self) -> list[Span | ToolCall | CallPart]:
-        """Return the rest; a missing closing tag is tolerated."""
+        """Return the rest of the text; a last call may lack its closing tag."""
         pieces: list[Span | ToolCall | CallPart] = []
         call = self._call(self._lookahead.text[self._body :]) if self._in_call else None
         given = self._lookahead.give(len(self._lookahead.text))
@@ -117,8 +119,8 @@ class ToolCallParser:
 
 
 def parse_call(body: str) -> ToolCall | None:
-    """Parse the text between tags; None if it is no call."""
-    # The name must be a nonempty string, the arguments an object (default {}), which keeps its original text.
+    """Parse the text between tags; return None if it is not a call."""
+    # The name must be a nonempty string. The arguments must be an object, {} by default; they keep their original text.
     try:
         members = _members(body.strip())
     except (ValueError, RecursionError):

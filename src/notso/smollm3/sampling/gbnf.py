@@ -1,9 +1,9 @@
-"""Translation of GBNF grammars, llama.cpp's notation, to Lark's.
+"""Translation of GBNF grammars (llama.cpp's notation) to Lark.
 
     root ::= "yes" | "no" [.!]?
 
-Each character becomes a separate terminal: the library's lexer takes the longest match, and terminals of equal length
-leave it no choice.
+Each character becomes a separate terminal. The lexer of llguidance always takes the longest match, unlike GBNF; this
+makes no difference if all terminals have the same length.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]"
 
 
 def lark_of_gbnf(source: str, param: str) -> str:
-    """Translate to Lark. Raises InvalidRequestError naming the line."""
+    """Translate to Lark. Raises InvalidRequestError, which names the line."""
     return _Translation(source, param).lark()
 
 
@@ -69,7 +69,7 @@ class _Translation:
         self._uses: dict[str, list[_Node]] = {}
 
     def lark(self) -> str:
-        # Rules are numbered, because some names have a meaning in Lark.
+        # Rules are renamed to numbers, because some names have a meaning in Lark.
         bodies: dict[str, _Node] = {}
         self._skip_lines()
         while self._kind != "end":
@@ -104,7 +104,8 @@ class _Translation:
         return node
 
     def _find_ends(self) -> None:
-        # Propagated from the texts up: the library would expand a rule that never ends forever, in mid-answer.
+        # Marks the nodes that can end, from the texts upward. A rule that never ends must be rejected, because
+        # llguidance would expand it forever in the middle of an answer.
         while self._ending:
             node = self._ending.pop()
             if node.can_end:
@@ -136,7 +137,7 @@ class _Translation:
 
     def _options(self, nested: int) -> _Node:
         if nested > MAX_NESTED:
-            raise self._fault(self._tokens[self._at][2], f"it is nested deeper than {MAX_NESTED}")
+            raise self._fault(self._tokens[self._at][2], f"groups are nested more than {MAX_NESTED} levels deep")
         options = [self._sequence(nested)]
         while self._tokens[self._at][1] == "|":
             self._at += 1
@@ -156,7 +157,7 @@ class _Translation:
                     raise self._fault(at, f"{text} has nothing to repeat")
                 repeats += 1
                 if repeats > MAX_NESTED:
-                    raise self._fault(at, f"it is repeated more than {MAX_NESTED} times")
+                    raise self._fault(at, f"more than {MAX_NESTED} repetition operators in a row")
                 self._at += 1
                 parts[-1] = self._made(_Node("repeat", "".join(text.split()), [parts[-1]]))
             elif kind in ("name", "text", "set") or text in ("(", "."):
@@ -189,7 +190,7 @@ class _Translation:
         return f"({' '.join(json.dumps(letter, ensure_ascii=False) for letter, _ in letters)})" if letters else '""'
 
     def _set(self, text: str, at: int) -> str:
-        # Characters are written by code point, so that none has a special meaning.
+        # Characters are written as code points, so that none has a special meaning.
         is_negated = text.startswith("^")
         letters = self._letters(text[is_negated:], at)
         if not letters:
@@ -226,7 +227,8 @@ def _may_be_left_out(node: _Node) -> bool:
 
 
 def _written(node: _Node) -> str:
-    # Parts that never end are left out. Repeats nest deeper than the interpreter may recurse.
+    # Omits parts that never end. Not recursive, because repetitions can be nested beyond the interpreter's recursion
+    # limit.
     order, open_nodes = list[_Node](), [node]
     while open_nodes:
         order.append(open_nodes.pop())

@@ -1,4 +1,4 @@
-"""Grammar-constrained decoding; the only module that uses the library `llguidance`."""
+"""Grammar-constrained decoding. Only this module uses the library llguidance."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 # A grammar as llguidance takes it: {"json_schema": ...} or {"lark_grammar": ...}.
 Part = dict[str, Any]
 
-# Limits within llguidance: a grammar that exceeds one fails without delaying other requests.
+# Limits enforced by llguidance. A grammar that exceeds one fails without delaying other requests.
 MAX_LEXER_STATES = 20_000  # at one or two kilobytes each
 MAX_GRAMMAR_SIZE = 100_000
-MAX_GRAMMAR_CHARACTERS = 2**18  # except schemas; parsing takes 300 times as many bytes
+MAX_GRAMMAR_CHARACTERS = 2**18  # parsing takes some 300 bytes per character; schemas have a limit of their own
 MAX_ROW_ITEMS = 1_000  # alternative parses; each takes time for every token
 
+# Grammars of this length may need more stack than a thread has: some 5 KiB for each of up to MAX_DESCENT levels. They
+# are parsed in a thread with this stack, of which only the part in use is committed.
 DEEP_CHARACTERS = 8_192
-# Grammars of this length may need more stack than a thread has: some 5 KiB per level, for `MAX_DESCENT` levels. Only
-# the part in use is committed.
 DEEP_STACK_BYTES = 128 * 2**20
 
 # JSON on one line, with an optional space after commas and colons.
@@ -54,22 +54,22 @@ JSON_STYLE = {
 
 
 _DEEP = threading.Lock()
-# A literal or comment. Unclosed ones extend to the end of the line, so that scanning stays linear.
 SHOWN_CHARACTERS = 200
 """Maximum characters of a regular expression or a schema in an error message."""
 
 MAX_PLACES = 200
-"""Parts of a schema that are tried to find the one that no value satisfies."""
+"""Maximum parts of a schema that are tested to find the one that no value satisfies."""
 
 _UNSATISFIABLE = "Unsatisfiable schema"
 _LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
 
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
+# A literal or comment. An unclosed one extends to the end of the line, so that scanning takes linear time.
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<regex>/)?|(?P<comment>//[^\n]*|#[^\n]*)')
 
 
 class Matcher:
-    """An answer's progress in its grammar."""
+    """State of one answer in its grammar."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Matcher:
         is_json: bool = False,
         limit: Callable[[], TokenLimit] | None = None,
     ) -> None:
-        """is_json: the grammar describes JSON, or calls in JSON. limit: creates the TokenLimit."""
+        # is_json: the grammar describes JSON, or calls in JSON. limit: creates the TokenLimit.
         self._param = param
         self._matcher = matcher
         self._permitted = permitted
@@ -101,8 +101,7 @@ class Matcher:
         return bool(self._matcher.is_accepting())
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Return a mask (V,) of permitted tokens. Raises InvalidRequestError if the grammar allows none or is
-        intractable."""
+        """Return a mask (V,) of allowed tokens. Raises InvalidRequestError if there are none or a limit is exceeded."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=len(self._permitted), bitorder="little").view(np.bool_)
         self._require_no_error()
@@ -134,12 +133,12 @@ class Matcher:
         self._require_no_error()
 
     def takes_all(self, tokens: Sequence[int]) -> bool:
-        """Consume existing tokens; False on a violation."""
+        """Consume tokens; return False if they violate the grammar."""
         self._state = self._state.behind(b"".join(self._texts[token] for token in tokens))
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
 
     def distance(self, most: int) -> int | None:
-        """Return the fewest tokens to the end, as far as found; None if there is no end within `most`."""
+        """Return the number of tokens in the shortest ending found, or None if there is none within `most`."""
         limit = self._token_limit()
         return None if limit is None else limit.distance(self._matcher, most, self._state)
 
@@ -155,7 +154,7 @@ class Matcher:
         return limit.permits(self._matcher, token, left, self._state)
 
     def left_to_choose(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
-        """Return the tokens to choose from after `token` was rejected; None for all others."""
+        """Return the tokens to choose from after `token` was rejected, or None for all other tokens."""
         return None if self._limit is None else self._limit.left_to_choose(token, left)
 
     def _token_limit(self) -> TokenLimit | None:
@@ -170,7 +169,7 @@ class Matcher:
 
 
 class Grammars:
-    """Matchers of one vocabulary. Thread-safe."""
+    """Creates matchers for one vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -184,9 +183,9 @@ class Grammars:
         self._known_ends: ShortestEnd | None = None
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
-        """Return a matcher that starts at the first part; parts refer to each other by name.
+        """Return a matcher that starts with the first part. Parts refer to each other by name.
 
-        Control tokens are masked except `tags` and permitted ends. Raises InvalidRequestError for `param`.
+        Control tokens are masked, except `tags` and end tokens. Raises InvalidRequestError with `param`.
         """
         made = self._made(parts)
         if made.is_error():
@@ -224,7 +223,7 @@ class Grammars:
         return make() if len(text) < DEEP_CHARACTERS else _on_a_deep_stack(make)
 
     def _without_value(self, schema: Mapping[str, Any]) -> str:
-        # The library names the outermost property only. Each part is tried by itself, from the outside inward.
+        # llguidance names only the outermost property, so each part is tested separately, from the outside inward.
         around = {name: schema[name] for name in ("$defs", "x-guidance") if name in schema}
         part, pointer, tries = schema, "", 0
         places = _places(part, around)
@@ -258,7 +257,7 @@ class Grammars:
             return self._spellings[tag]
 
     def prepare(self) -> None:
-        """Prepare the first grammar, which takes a third of a second for the 3B model's vocabulary."""
+        """Prepare the vocabulary for llguidance, which takes a third of a second for the 3B model."""
         self._library_vocabulary()
 
     def _library_vocabulary(self) -> llguidance.LLTokenizer:
@@ -301,7 +300,7 @@ def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
 
 
 def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
-    """Return a requested grammar. Raises InvalidRequestError."""
+    """Return the grammar of a request for llguidance. Raises InvalidRequestError."""
     most = MAX_CHARACTERS if grammar.kind == "json_schema" else MAX_GRAMMAR_CHARACTERS
     if len(grammar.source) > most:
         raise InvalidRequestError(f"the grammar is longer than {most:,} characters", param=param)
@@ -326,17 +325,17 @@ def _regex_part(source: str, param: str) -> Part:
     import llguidance
 
     try:
-        if looks_around(source):  # unlike the library
+        if looks_around(source):  # llguidance does not support lookarounds
             source = library_pattern(f"^(?:{source})$").removeprefix("^").removesuffix("$")
     except PatternError as error:
         if _LOOK_AROUND.search(source):
             raise InvalidRequestError(f"the regular expression {error}: {_cut(source)}", param=param) from None
-        # Another syntax, which the library may support.
+        # The pattern has syntax that only llguidance may support.
     return {"lark_grammar": f"start: /{llguidance.regex_to_lark(source, '')}/"}
 
 
 def _checked_lark(source: str, param: str) -> str:
-    # Intersected terminals are limited as in schema patterns. %json would bypass the schema checks.
+    # The number of intersected terminals is limited as in schema patterns. %json would bypass the checks of schemas.
     bare = _LITERAL.sub(lambda found: " " if found.lastgroup else found[0], source)
     if bare.count("&") > MAX_INTERSECTED:
         raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param=param)
@@ -357,7 +356,7 @@ def _choice_part(source: str, param: str) -> Part:
 
 
 def schema_part(schema: Mapping[str, Any]) -> Part:
-    """Return a checked schema's grammar."""
+    """Return the grammar of a checked schema."""
     return {"json_schema": {**schema, "x-guidance": JSON_STYLE}}
 
 
@@ -377,7 +376,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
 
 
 def _places(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield parts of a schema, each with the end of its JSON pointer."""
+    # Yields the direct parts of a schema with their JSON pointers relative to it.
     if "$ref" in schema:
         yield "", root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
     named = {f"/properties/{name}": each for name, each in schema.get("properties", {}).items()}
@@ -420,9 +419,9 @@ def _written(schema: object) -> str:
 
 
 def _sentence(error: str) -> str:
-    # llguidance's messages, replaced or cut to the first line.
+    # Replaces messages of llguidance that users would not understand, and shortens others to their first line.
     if "lookarounds not supported" in error:
-        return "^ before text or $ after text in the middle of a pattern is not supported"
+        return "^ and $ are supported only at the start and the end of a pattern"
     if "NoExtensionBias" in error:
-        return "no text follows it"
+        return "it matches no text"
     return error.strip().split("\n", 1)[0][:200]

@@ -10,11 +10,11 @@ from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Maps tokens, int32 (L,), and logits, float32 (V,), both as bytes, to new logits, float32 (V,). It must return in
-# bounded time and raise only NotsoErrors.
+# Takes tokens, int32 (L,), and logits, float32 (V,), both as bytes, and returns new logits, float32 (V,). It must
+# return in bounded time and raise only NotsoErrors.
 RowFunction = Callable[[memoryview, memoryview], bytes]
 
-FindProcessor = Callable[[str], RowFunction | None]  # returns the processor of a name, or None
+FindProcessor = Callable[[str], RowFunction | None]  # returns the processor with a name, or None
 
 
 class LogitsProcessors:
@@ -24,7 +24,7 @@ class LogitsProcessors:
         self._functions = functions
 
     def change(self, logits: Floats, tokens: Sequence[int]) -> Floats:
-        """Return changed logits (V,). Raises EngineError for an invalid row, and what processors raise."""
+        """Return the processed logits (V,). Raises EngineError for an invalid result, and errors of processors."""
         history = np.asarray(tokens, np.int32).data.cast("B")
         for name, function in self._functions:
             row = np.ascontiguousarray(logits, np.float32)
@@ -37,30 +37,30 @@ class LogitsProcessors:
 
 
 def logits_processors_for(names: Sequence[str], find: FindProcessor | None) -> LogitsProcessors | None:
-    """Return named processors, or None. Raises InvalidRequestError."""
+    """Return the named processors, or None without names. Raises InvalidRequestError."""
     functions = []
     for name in names:
         function = find(name) if find is not None else None
         if function is None:
             raise InvalidRequestError(
-                f"there is no logits processor {name!r}; plugins provide them", param="logits_processors"
+                f"there is no logits processor {name!r}; a plugin must provide it", param="logits_processors"
             )
         functions.append((name, function))
     return LogitsProcessors(functions) if functions else None
 
 
 class AnswerEnd:
-    """Masks end tokens before `min_tokens`, or the model's own always."""
+    """Masks end tokens before `min_tokens`, and the model's own always with `ignore_eos`."""
 
     def __init__(self, params: SamplingParams, own_ends: Collection[int]) -> None:
-        # As in llama.cpp, ignored ends are masked, so the next best token is sampled instead.
-        # Before `min_tokens`, end tokens and `stop_token_ids` are masked, as in vLLM (MinTokensLogitsProcessor).
+        # As in llama.cpp, `ignore_eos` masks end tokens, so the next best token is sampled instead. Before
+        # `min_tokens`, end tokens and `stop_token_ids` are masked, as in vLLM (MinTokensLogitsProcessor).
         self._min_tokens = params.min_tokens
         self._early = np.array(sorted({*own_ends, *params.stop_token_ids}), np.intp)
         self._late = np.array(sorted(own_ends) if params.ignore_eos else (), np.intp)
 
     def restrict(self, logits: Floats, written: int) -> Floats:
-        """Return logits (V,) with masked ends, copied if changed."""
+        """Return logits (V,) with end tokens masked; a copy if changed."""
         masked = self._early if written < self._min_tokens else self._late
         if not len(masked):
             return logits
@@ -70,5 +70,5 @@ class AnswerEnd:
 
 
 def answer_end_for(params: SamplingParams, own_ends: Collection[int]) -> AnswerEnd | None:
-    """Return a mask, or None if unneeded."""
+    """Return the AnswerEnd of a request, or None if not needed."""
     return AnswerEnd(params, own_ends) if params.min_tokens or params.ignore_eos else None

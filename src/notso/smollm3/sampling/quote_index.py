@@ -1,8 +1,9 @@
-"""Sorted word starts of a text: which bytes continue a quotation of it.
+"""Index of the words of a text, for finding the bytes that can continue a quotation.
 
-A quotation begins at a word and ends where a word or punctuation mark does. The places where one may begin are sorted
-by the text that follows, so that those with the same beginning are an interval, which a further token narrows by binary
-search. Texts that agree for QUOTE_BYTES are listed once.
+A quotation starts at the beginning of a word, and ends at the end of a word or a punctuation mark. The positions where
+a quotation can start, called places, are sorted by the text that follows them. Places with the same beginning form an
+interval, and each further token of a quotation narrows the interval by binary search. Of several places that agree in
+QUOTE_BYTES bytes, only one is listed.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import numpy.typing as npt
 QUOTE_BYTES = 1024
 """Maximum bytes of a quotation, and the depth to which places are sorted."""
 MAX_WORD = 64
-"""Characters after which a word counts as another one, so that a text without blanks has places, too."""
+"""Maximum characters of a word. Longer words are split, so that a text without spaces has places, too."""
 BLOCK_BYTES = 64
 SAMPLED = 64
-"""One of so many places is read first in a search of all of them."""
+"""A search of all places first compares one in this many places."""
 SAMPLES = 512
-"""So many of the places of another interval are read first, to search the rest of it in few steps."""
+"""A search of a smaller interval first compares this many of its places, so that few steps remain."""
 CLOSE = b"]]"
-"""Ends a quotation, which therefore cannot contain it."""
+"""End of a quotation, which therefore cannot contain it."""
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Shorts: TypeAlias = npt.NDArray[np.uint16]
@@ -35,7 +36,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 Keys: TypeAlias = npt.NDArray[np.uint64]
 
 _OTHER, _SPACE, _LETTER, _DIGIT, _JOINER, _MID_LETTER, _MID_DIGIT, _MID_BOTH, _EXTEND, _ALONE = range(10)
-# Scripts that are written without blanks: Thai, Lao, Myanmar, Khmer, Kana, Bopomofo, Yi and Chinese characters.
+# Scripts that are written without spaces: Thai, Lao, Myanmar, Khmer, Kana, Bopomofo, Yi and Chinese characters.
 _WITHOUT_BLANKS = (
     *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x19E0, 0x19FF), (0x3005, 0x3007), (0x3021, 0x3029)),
     *((0x3031, 0x312F), (0x31A0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xA000, 0xA4CF), (0xA9E0, 0xA9FF)),
@@ -50,16 +51,16 @@ _MIDDLES = {
 
 @dataclass(frozen=True, slots=True)
 class QuoteLimits:
-    """Limits on the length of a quotation, in words, or in characters of scripts without blanks.
+    """Limits on the length of a quotation, in words, or in characters of scripts without spaces.
 
-    Both count where scripts mix: two words and four characters are as long as four words.
+    In mixed text both count: two words and four characters are as long as four words.
     """
 
     least_words: int = 4
     most_words: int = 60
     least_characters: int = 8
     most_characters: int = 200
-    most_length: int = 0  # in characters of every kind; 0: none
+    most_length: int = 0  # in characters of any script; 0: unlimited
 
 
 PROSE = QuoteLimits()
@@ -67,7 +68,7 @@ PROSE = QuoteLimits()
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The places `low` to `high` of an index whose text agrees in the first `depth` bytes."""
+    """Places [low, high) of an index, which agree in the first `depth` bytes of their text."""
 
     low: int
     high: int
@@ -75,17 +76,16 @@ class Interval:
 
 
 class Places(NamedTuple):
-    """Where quotations begin, sorted by the text that follows, how many bytes they have at least and at most, and where
-    they may end."""
+    """Where quotations can start and end, as byte offsets, and how long they can be, in bytes."""
 
-    starts: Ints
-    shortest: Shorts
+    starts: Ints  # sorted by the text that follows
+    shortest: Shorts  # of each start
     longest: Shorts
-    ends: Ints
+    ends: Ints  # ascending
 
 
 class _Sample(NamedTuple):
-    """What follows at one of `every` places of an interval, which begins at `low`."""
+    # The next 8 bytes of the text at every `every`-th place of an interval that begins at `low`.
 
     low: int
     every: int
@@ -97,7 +97,7 @@ NO_PLACES = Places(_NONE, _NO_LENGTHS, _NO_LENGTHS, _NONE)
 
 
 class TokenTexts:
-    """Texts of tokens in one buffer. `sizes` in bytes; -1: none. `words` are the 8 bytes from any of its places."""
+    """Texts of tokens in one buffer. `sizes`: in bytes; -1: no text. `words[n]`: the 8 bytes at offset n."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         sizes = np.array([len(each) for each in texts], np.int32)
@@ -107,7 +107,7 @@ class TokenTexts:
         self.words = np.ndarray((len(self._buffer) - 8,), ">u8", self._buffer, 0, (1,))
 
     def behind(self, lead: bytes) -> TokenTexts:
-        """Return the texts behind a first byte; none of those without it."""
+        """Return the texts that begin with byte `lead`, without it."""
         behind = copy.copy(self)
         begins = (self.words[self.at] >> np.uint64(56) == lead[0]) & (self.sizes > 0)
         behind.at, behind.sizes = self.at + 1, np.where(begins, self.sizes - 1, -1).astype(np.int32)
@@ -115,10 +115,12 @@ class TokenTexts:
 
 
 class QuoteIndex:
-    """The places of a text where quotations may begin. Building takes about a second per 3 million characters.
+    """The places of a text where quotations can start. Building it takes about a second per 3 million characters.
 
-    `barred`: texts that no quotation contains, beside CLOSE. `escaped`: quotations are written as in a JSON string.
+    barred: texts that quotations cannot contain, besides CLOSE. escaped: quotations are written with JSON escapes.
     """
+
+    # places: of the same text, if known.
 
     def __init__(
         self,
@@ -129,11 +131,10 @@ class QuoteIndex:
         escaped: bool = False,
         places: Places | None = None,
     ) -> None:
-        """`places`: those of the same text, if they are known."""
         written = json.dumps(text, ensure_ascii=False)[1:-1] if escaped else text
-        # 0xFF does not occur in UTF-8, so that nothing continues across it.
+        # 0xFF does not occur in UTF-8, so no quotation continues across it.
         content = bytearray(written.encode("utf-8", "replace"))
-        if escaped:  # other escapes are not written by the JSON grammar
+        if escaped:  # the JSON grammar does not allow numeric escapes
             _bar(content, b"\\u00", 6)
         for bar in (CLOSE, *barred):
             _bar(content, bar, len(bar))
@@ -149,11 +150,10 @@ class QuoteIndex:
 
     @property
     def whole(self) -> Interval:
-        """All places."""
         return Interval(0, len(self.starts))
 
     def narrowed(self, found: Interval, text: bytes) -> Interval:
-        """Return the places of an interval that continue with `text`; none if it would be too long at the first."""
+        """Return the places of an interval where `text` follows."""
         content, starts, depth = self.content, self.starts, found.depth
         low, high, size = found.low, found.high, len(text)
         while low < high:
@@ -174,10 +174,8 @@ class QuoteIndex:
         return Interval(first, low, depth + size)
 
     def agreeing(self, found: Interval, texts: TokenTexts, among: npt.NDArray[np.intp]) -> Flags:
-        """Return which of n texts continue a quotation that reached `found`, within the longest one (n,).
-
-        A binary search for all of them at once, of 8 bytes at a time.
-        """
+        """Return a mask (n,) of the texts `among` that can continue a quotation at `found`."""
+        # Binary search for all texts at once, 8 bytes at a time.
         at, sizes = texts.at[among], texts.sizes[among]
         agrees: Flags = np.logical_and(sizes == 0, found.low < found.high)
         rest, level = np.flatnonzero(sizes > 0), 0
@@ -210,7 +208,8 @@ class QuoteIndex:
         return _Sample(found.low, every, self._words[places].astype(np.uint64))
 
     def _bound(self, low: Ints, high: Ints, depth: int, keys: Keys, sample: _Sample | None, *, is_upper: bool) -> Ints:
-        """Return the first place of each interval whose 8 bytes at `depth` are not below (or above) a key."""
+        # Returns, for each interval, the first place with 8 bytes at `depth` that are not below its key (if is_upper,
+        # that are above it).
         if sample is not None:
             block = np.searchsorted(sample.keys, keys, "right" if is_upper else "left").astype(np.int32)
             low = np.maximum(low, sample.low + (block - 1) * sample.every)
@@ -224,14 +223,14 @@ class QuoteIndex:
         return low
 
     def may_end(self, found: Interval, most: int = 512) -> bool:
-        """Whether a quotation that reached `found` may end, at one of its first `most` places."""
+        """Return whether a quotation at `found` can end; only the first `most` places are checked."""
         last = min(found.high, found.low + most)
         places = self.starts[found.low : last][self.shortest[found.low : last] <= found.depth] + found.depth
         at = np.minimum(np.searchsorted(self.ends, places), len(self.ends) - 1)
         return bool((self.ends[at] == places).any()) if len(self.ends) else False
 
     def continuations(self, found: Interval) -> tuple[Keys, Ints, Ints]:
-        """Return the 8 bytes that follow at each place, where they stand, and how long a continuation may be (n,)."""
+        """Return the next 8 bytes at each place, their offsets, and the maximum length of a continuation (n,)."""
         rooms = self.longest[found.low : found.high].astype(np.int32) - found.depth
         at = self.starts[found.low : found.high] + found.depth
         return self._words[at].astype(np.uint64), at, rooms
@@ -245,7 +244,8 @@ class QuoteIndex:
         after = np.append(segments[1:], len(points)).astype(np.int32)
         lettered = np.add.reduceat(((classes == _LETTER) | (classes == _DIGIT)).astype(np.int32), segments) > 0
         alone = classes[segments] == _ALONE
-        # A word is worth as much of the limits as the characters of scripts without blanks that are as long.
+        # So that both limits apply to mixed text, a word counts `least_characters` toward a minimum of `least_words *
+        # least_characters`, and a character of a script without spaces counts `least_words`; likewise for the maximum.
         least, most = limits.least_words * limits.least_characters, limits.most_words * limits.most_characters
         shares = np.where(alone, limits.least_words, np.where(lettered, limits.least_characters, 0))
         least_after = np.cumsum(shares)
@@ -255,7 +255,7 @@ class QuoteIndex:
         most_before = most_after - rooms
         from_byte, to_byte = offsets[segments], offsets[after]
         last_class, last_byte = classes[after - 1], self._bytes[np.maximum(to_byte - 1, 0)]
-        # A bracket beside CLOSE would be taken for a part of it.
+        # A bracket next to CLOSE would be read as part of it.
         brackets = (last_byte == ord("]")) | (self._bytes[to_byte] == ord("]"))
         closable = (last_class != _SPACE) & ~brackets & (last_byte != 0xFF)
         barred = np.flatnonzero(self._bytes[:size] == 0xFF).astype(np.int32)
@@ -286,9 +286,9 @@ class QuoteIndex:
         key = self._words[begin].astype(np.uint64)
         order = np.argsort(key, kind="stable")
         key = key[order]
-        tied = np.zeros(len(order), np.bool_)  # with the place before
+        tied = np.zeros(len(order), np.bool_)  # equal to the previous place so far
         tied[1:] = key[1:] == key[:-1]
-        # Most ties that remain are repeated text, which is compared in longer blocks.
+        # Most remaining ties are repeated text, which is compared in longer blocks.
         for depth in range(8, QUOTE_BYTES, BLOCK_BYTES):
             active, group = _tied_groups(tied)
             blocks = self._blocks[begin[order[active]] + depth]
@@ -312,7 +312,7 @@ class QuoteIndex:
 
 
 def _bar(content: bytearray, text: bytes, size: int) -> None:
-    """Blank out `size` bytes; regular expressions would hold up other threads."""
+    # Replaces `size` bytes at each occurrence of `text`. Regular expressions would block other threads meanwhile.
     at = content.find(text)
     while at >= 0:
         content[at : at + size] = b"\xff" * size
@@ -320,7 +320,7 @@ def _bar(content: bytearray, text: bytes, size: int) -> None:
 
 
 def _tied_groups(tied: Flags) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return tied places, and the number of each one's group."""
+    # Returns the tied places, and the number of the group that each belongs to.
     inside = tied.copy()
     inside[:-1] |= tied[1:]
     active = np.flatnonzero(inside)
@@ -354,7 +354,7 @@ def _classes(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
     kept = np.flatnonzero(classes != _EXTEND)
     here = points[kept]
     is_hebrew = ((here >= 0x05D0) & (here <= 0x05F2)) | ((here >= 0xFB1D) & (here <= 0xFB4F))
-    is_inside = (here[1:-1] == ord('"')) & is_hebrew[:-2] & is_hebrew[2:]  # of an abbreviation
+    is_inside = (here[1:-1] == ord('"')) & is_hebrew[:-2] & is_hebrew[2:]  # inside an abbreviation
     classes[kept[1:-1][is_inside]] = _MID_LETTER
     return classes
 
@@ -379,9 +379,9 @@ def _word_starts(classes: npt.NDArray[np.uint8]) -> Flags:
 
 
 def _byte_offsets(points: npt.NDArray[np.uint32], *, escaped: bool) -> Ints:
-    """Return each character's first byte, and the end (n + 1,)."""
+    """Return the byte offset of each character and of the end (n + 1,)."""
     sizes = 1 + (points >= 0x80).astype(np.int32) + (points >= 0x800) + (points >= 0x10000)
-    sizes[(points >= 0xD800) & (points < 0xE000)] = 1  # "?"
+    sizes[(points >= 0xD800) & (points < 0xE000)] = 1  # lone surrogates are encoded as "?"
     if escaped:
         short = np.isin(points, [ord(each) for each in '"\\\b\f\n\r\t'])
         sizes[short] = 2

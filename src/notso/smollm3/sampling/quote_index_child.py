@@ -1,4 +1,4 @@
-"""Indexing a long text in a confined process, which keeps its memory and its time out of this one."""
+"""Indexing of a long text in a confined child process, so that it takes no memory and time of this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES = (np.int32, np.uint16, np.uint16, np.int32)
 
 
 def places_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> Places:
-    """Return the places of a text, in a file without a name that is mapped for reading. Raises ConfinedWorkError."""
+    """Return the places of a text, which are memory-mapped. Raises ConfinedWorkError."""
     request = request_of(text, limits, barred, escaped=escaped)
     child = Child(["-c", PROGRAM], request, LIMITS)
     try:
@@ -31,20 +31,21 @@ def places_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escape
             file.flush()
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise ConfinedWorkError(f"its result cannot be kept: {error.strerror}") from None
+        raise ConfinedWorkError(f"the index cannot be stored: {error.strerror}") from None
     finally:
         child.kill()
     return unpacked(mapped, len(request))
 
 
 def main() -> None:
-    """Write the places of the text on stdin."""
+    """Read a request from stdin and write the places to stdout."""
+    # Imports and loads everything before the process is confined.
     work(request_of("What is used is loaded before everything is forbidden. " * 40, PROSE, [CLOSE], escaped=True))
     serve_one(work, LIMITS)
 
 
 def request_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> bytes:
-    """Return what the child reads."""
+    """Build a request to the child process."""
     given = {"limits": astuple(limits), "barred": [each.hex() for each in barred], "escaped": escaped}
     head = json.dumps(given).encode()
     return b"".join((len(head).to_bytes(4, "big"), head, text.encode("utf-8", "surrogatepass")))
@@ -60,18 +61,18 @@ def work(request: bytes) -> bytes:
 
 
 def packed(places: Places) -> bytes:
-    """Return places as `unpacked` reads them."""
+    """Serialize places for `unpacked`."""
     counts = np.array([len(places.starts), len(places.ends)], np.int64)
     return b"".join(each.tobytes() for each in (counts, places.starts, places.ends, places.shortest, places.longest))
 
 
 def unpacked(data: mmap.mmap | memoryview | bytes, size: int) -> Places:
-    """Return the places in an answer about a text of `size` bytes. Raises ConfinedWorkError if they cannot be its."""
+    """Return serialized places of a text of `size` bytes. Raises ConfinedWorkError if they are invalid."""
     if len(data) < 16:
-        raise ConfinedWorkError("it sent an invalid result")
+        raise ConfinedWorkError("the index is too short")
     starts, ends = (int(each) for each in np.frombuffer(data, np.int64, 2))
     if min(starts, ends) < 0 or max(starts, ends) > 6 * size or len(data) != 16 + 8 * starts + 4 * ends:
-        raise ConfinedWorkError("it sent an invalid result")
+        raise ConfinedWorkError("the index has an invalid size")
     at = 16 + 4 * (starts + ends)
     return Places(
         np.frombuffer(data, np.int32, starts, 16),

@@ -1,7 +1,8 @@
-"""Places of long texts in files, so that the first quotation after a restart does not wait for an index.
+"""Files with the places of long texts (see quote_index), which need not be indexed again after a restart.
 
-A file belongs to a pinned reading that contains the text, and is removed with it. It is named by a digest of all that
-its places depend on, holds no text, and is mapped for reading. Damage is found by a checksum and costs another build.
+A file belongs to a pinned reading that contains the text, and is removed with this reading. Its name contains a digest
+of everything that the places depend on. It does not contain the text, and is memory-mapped. A damaged file is detected
+by its checksum and replaced.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ from notso.smollm3.sampling.quote_index_child import packed, unpacked
 from notso.system.confinement import ConfinedWorkError
 
 BUDGET_BYTES = 512 << 20
-"""Of all files. Those that were used the longest ago are removed first."""
+"""Maximum size of all files. The least recently used ones are removed first."""
 FREE_BYTES = 1 << 30
-"""Kept free on the disk."""
+"""Space to keep free on the disk."""
 UNFINISHED_S = 3600.0
-"""After which a file that is being made belongs to a process that was killed."""
+"""Older temporary files were left by processes that were killed."""
 MAGIC = b"notso quote 1\n".ljust(16, b"\0")
 DIGEST_BYTES = 16
 HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 
 
 class QuoteIndexFiles:
-    """Files in a private folder. Any number of processes may use it; disk errors only cost time."""
+    """Files in a private folder. Any number of processes can share it; disk errors cost only time."""
 
     def __init__(self, folder: Path, budget_bytes: int = BUDGET_BYTES) -> None:
         self._folder = folder
         self._budget_bytes = budget_bytes
 
     def places(self, reading: bytes, digest: bytes, size: int, make: Callable[[], Places]) -> Places:
-        """Return the places of a text of `size` bytes from its file, or else make and keep them."""
+        """Return the places of a text of `size` bytes from its file, or from `make`, and store them."""
         path = self._folder / f"{reading.hex()}-{digest.hex()[:32]}"
         known = _read(path, size)
         if known is not None:
             return known
-        # It has a name before it has contents, so that forgetting the reading meanwhile removes it, too.
+        # The temporary file is created before the index is built, so that removing the reading meanwhile removes this
+        # file as well.
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(".tmp", f"{path.name}.", self._folder)
@@ -86,7 +88,7 @@ class QuoteIndexFiles:
         for _, held, path in sorted(found):
             if used + size <= self._budget_bytes:
                 break
-            if held:  # not those that are being made
+            if held:  # empty files are about to be written
                 path.unlink(missing_ok=True)
                 used -= held
         disk = os.statvfs(self._folder)
@@ -101,11 +103,11 @@ def _read(path: Path, size: int) -> Places | None:
         body = memoryview(mapped)[HEAD_BYTES:]
         if mapped[:HEAD_BYTES] == MAGIC + _digest(body):
             with contextlib.suppress(OSError):
-                os.utime(path)  # keeps the order of their use
+                os.utime(path)  # marks the file as recently used
             return unpacked(body, size)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, ConfinedWorkError):  # ValueError: it is empty
+    except (OSError, ValueError, ConfinedWorkError):  # ValueError: the file is empty
         pass
     with contextlib.suppress(OSError):
         path.unlink()

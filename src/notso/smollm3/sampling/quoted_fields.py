@@ -1,7 +1,7 @@
 """Strings of structured output that quote a source: `{"type": "string", "x-quote-of": NAME}`.
 
-Such a string is a part of the source of that name, from the beginning of a word to an end, written with JSON's escapes.
-It may be empty where `"default": ""` declares that, and null where the type allows it.
+Such a string is a passage of the source with this name, from the start of a word to the end of a word or a punctuation
+mark, written with JSON's escapes. It may be empty if the schema has `"default": ""`, and null if the type allows it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource,
 
 FIELD = QuoteLimits(least_words=1, least_characters=1)
 BESIDE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
-"""Keywords that may stand beside it."""
+"""Keywords that can be combined with x-quote-of."""
 _CLOSER = re.compile(rb'"[\s,}\]]*')
 _OPENS_AND_GOES_ON = re.compile(rb'"[\s\S]')
 _VALUE_WITHIN = re.compile(rb'[:,\[]\s*"[\s\S]')
@@ -34,14 +34,14 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class QuotedField:
-    """A string that quotes. may_be_empty: "" declares that there is nothing to quote."""
+    """A string that quotes. may_be_empty: "" is allowed, for nothing to quote."""
 
     index: QuoteIndex
     may_be_empty: bool
 
 
 class JsonPosition:
-    """Position in a JSON text: the path of the value that is being written, or comes next."""
+    """Position in a JSON text: the path of the unfinished value, or of the next one."""
 
     def __init__(self) -> None:
         self._containers: list[list[Any]] = []  # [key or index, whether a key comes next]
@@ -93,12 +93,12 @@ class JsonPosition:
 
 
 class QuotedFields:
-    """Holds the quoting strings of one answer to their sources."""
+    """Constrains the quoting strings of one answer to match their sources."""
 
+    # fields: by the `id` of their part of the schema.
     def __init__(
         self, vocabulary: QuoteVocabulary, schema: Mapping[str, Any], fields: Mapping[int, QuotedField]
     ) -> None:
-        """`fields`: by the identity of their part of the schema."""
         self._vocabulary = vocabulary
         self._schema = schema
         self._fields = fields
@@ -112,7 +112,7 @@ class QuotedFields:
         return self._open is not None
 
     def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
-        """Return the tokens of a mask (V,) that the sources permit."""
+        """Return the mask (V,) of the tokens in `allowed` that the sources permit."""
         if self._open is None:
             narrowed = allowed.copy()
             narrowed[self._values_within] = False
@@ -164,9 +164,9 @@ class QuotedFields:
 def quoted_fields(
     options: RequestOptions, quotes: Quotes, pinned: Pinned | None = None
 ) -> tuple[RequestOptions, QuotedFields | None]:
-    """Return the quoting strings of a request's schema, and options with a schema without them.
+    """Return options with x-quote-of removed from the schema, and the constraint on quoting strings, or None.
 
-    Raises InvalidRequestError for an unknown source, and for keywords that cannot be combined with it.
+    Raises InvalidRequestError for an unknown source, and for keywords that cannot be combined with x-quote-of.
     """
     grammar = options.grammar
     if grammar is None or grammar.kind != "json_schema" or QUOTE_OF not in grammar.source:
@@ -174,7 +174,7 @@ def quoted_fields(
     try:
         schema = json.loads(grammar.source)
     except (ValueError, RecursionError):
-        return options, None  # refused with all other schemas
+        return options, None  # reported when the schema is checked
     if options.tools and options.tool_choice != "none":
         raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with tools", param="grammar")
     fields = {
@@ -195,7 +195,7 @@ def _field(
     types = part.get("type")
     named = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
     if "string" not in named or not named <= {"string", "null"}:
-        raise InvalidRequestError(f'{QUOTE_OF} requires "type": "string", or with null', param="grammar")
+        raise InvalidRequestError(f'{QUOTE_OF} requires the type "string" or ["string", "null"]', param="grammar")
     for keyword in part:
         if keyword not in BESIDE:
             raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with {keyword}", param="grammar")
@@ -205,7 +205,7 @@ def _field(
     source = next((each for each in sources if each.name == part[QUOTE_OF]), None)
     if source is None:
         names = ", ".join(each.name for each in sources) or "none"
-        raise InvalidRequestError(f"{QUOTE_OF} names no document; there are: {names}", param="grammar")
+        raise InvalidRequestError(f"{QUOTE_OF} does not name a document; available: {names}", param="grammar")
     index = quotes.index(source.text, replace(FIELD, most_length=most), escaped=True, pinned=pinned)
     return QuotedField(index, part.get("default") == "" or not index.whole.high)
 

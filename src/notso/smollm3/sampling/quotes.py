@@ -1,6 +1,7 @@
-"""Quotations in an answer, held to the text of their source while they are written.
+"""Quotations in an answer, constrained to match their source verbatim.
 
-`[[2: ` begins a quotation of the second source. Until `]]`, only tokens that continue a part of its text are allowed.
+`[[2: ` starts a quotation from the second source. Until `]]`, only tokens that continue a passage of this source are
+allowed. A place is a position in a source where a quotation can start (see quote_index).
 """
 
 from __future__ import annotations
@@ -31,30 +32,30 @@ OPEN = re.compile(rb"\[\[(\d{1,3}):\Z")
 OPEN_WITHIN = re.compile(rb"\[\[(\d{1,3}): ")
 MARK_BYTES = 8
 NARROW = 256
-"""Places up to which every continuation is allowed. Of more, those among the LIKELIEST tokens are, which bounds the
-time of a mask; if there is none, those at the FIRST_PLACES."""
+"""If a quotation so far occurs at no more than this many places, all of its continuations are allowed. Otherwise only
+those among the LIKELIEST tokens are, which bounds the time for a mask; if there are none, those at the FIRST_PLACES."""
 LIKELIEST = 512
 FIRST_PLACES = 64
 ROW = 32
 LOOKUPS = 512
-"""Of long tokens in a mask; those at later places are then written in parts."""
+"""Maximum lookups of tokens with 8 bytes or more per mask; beyond it, the model must write them as shorter tokens."""
 LEAST_LEFT = 48
-"""Tokens that must be left where a quotation begins."""
+"""Minimum remaining tokens for starting a quotation."""
 LAST_TOKENS = 8
-"""With fewer tokens left, a quotation ends as soon as it may."""
+"""With fewer remaining tokens, a quotation ends as soon as it can."""
 CHARACTERS_INDEXED_HERE = 1_000_000
-"""Characters of a text, beyond which it is indexed in a process of its own."""
+"""Longer texts are indexed in a child process."""
 CHARACTERS_FILED = 50_000
-"""Characters of a text in a pinned reading, beyond which its index is kept in a file."""
+"""The index of a text of this length is stored in a file if the text is part of a pinned reading (see block_pool)."""
 KEPT_CHARACTERS = 8_000_000
-"""Of the indexed texts that are kept for later requests."""
+"""Maximum total length of the indexed texts that are kept in memory for later requests."""
 
 Ids = npt.NDArray[np.intp]
 Ints = npt.NDArray[np.int32]
 
 
 class QuoteVocabulary:
-    """The bytes of ordinary tokens, by which continuations of a text are found."""
+    """The bytes of ordinary tokens, arranged for finding the tokens that continue a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         barred = tokenizer.special_ids | tokenizer.unused_ids
@@ -74,20 +75,21 @@ class QuoteVocabulary:
         for text in self.ids:
             if len(text) >= 8:
                 long.setdefault(text[:8], set()).add(len(text))
-        self._long = {head: tuple(sizes) for head, sizes in long.items()}  # which garbage collections do not visit
+        # The garbage collector does not traverse tuples of integers.
+        self._long = {head: tuple(sizes) for head, sizes in long.items()}
         self.control_texts = [
             tokenizer.token_bytes(each) for each in tokenizer.special_ids if len(tokenizer.token_bytes(each)) > 1
         ]
 
     @cached_property
     def spaced_tokens(self) -> TokenTexts:
-        """The tokens that begin with a blank, without it."""
+        """Texts of the tokens that begin with a space, without it."""
         return self.tokens.behind(b" ")
 
     def beginnings(self, index: QuoteIndex, found: Interval, lead: bytes) -> Ids:
-        """Return the tokens that the texts at the places of an interval begin with, behind at most one byte.
+        """Return the tokens that the texts at the places of an interval begin with, possibly with duplicates.
 
-        Some are returned several times.
+        lead: up to one byte that precedes each text.
         """
         keys, at, rooms = index.continuations(found)
         if not len(keys):
@@ -123,10 +125,10 @@ class QuoteVocabulary:
 
 
 class Quotation:
-    """A quotation as far as it is written."""
+    """An unfinished quotation."""
 
+    # lead: up to one byte that is to be written before the quotation.
     def __init__(self, index: QuoteIndex, vocabulary: QuoteVocabulary, lead: bytes = b"") -> None:
-        """`lead`: what precedes the quotation, at most one byte."""
         self._index = index
         self._vocabulary = vocabulary
         self._lead = lead
@@ -137,7 +139,7 @@ class Quotation:
         return not self._lead and self._found.depth > 0 and self._index.may_end(self._found)
 
     def continuing(self, logits: Floats) -> Ids:
-        """Return the tokens that continue the quotation (n,): of more than NARROW places, those among the likeliest."""
+        """Return tokens (n,) that continue the quotation; at more than NARROW places, only likely ones."""
         vocabulary, found = self._vocabulary, self._found
         if found.high - found.low > NARROW:
             among = _likeliest(logits[: vocabulary.size], LIKELIEST)
@@ -157,8 +159,9 @@ class Quotation:
 
 
 class QuotedOutput(StructuredOutput):
-    """Constrains quotations, and what `inner` constrains outside of them."""
+    """Constrains quotations. Outside of them, `inner` applies."""
 
+    # started: beginning of the answer in the prompt.
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -167,13 +170,12 @@ class QuotedOutput(StructuredOutput):
         inner: StructuredOutput | None,
         started: str = "",
     ) -> None:
-        """`started`: text of the answer that the prompt ends with."""
         super().__init__(tokenizer, None)
         self._vocabulary = vocabulary
         self._indices = indices
         self._inner = inner
         self._open: Quotation | None = None
-        self._is_half_closed = False  # by the first byte of CLOSE, which may belong to the quotation, too
+        self._is_half_closed = False  # the last token was the first byte of CLOSE, but may be part of the quotation
         self._tail = b""
         self._left = 1 << 31
         self._follow(started.encode())
@@ -184,7 +186,6 @@ class QuotedOutput(StructuredOutput):
 
     @property
     def is_quoting(self) -> bool:
-        """Whether a quotation is open."""
         return self._open is not None
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
@@ -271,7 +272,7 @@ class QuotedOutput(StructuredOutput):
         return self._indices[number - 1]
 
     def _marks_at_once(self) -> list[int]:
-        """Return the tokens that would complete a mark and continue behind it."""
+        # Returns the tokens that would complete `[[N: ` and continue after it.
         return [
             each
             for each in (self._vocabulary.marking if b"[" in self._tail else ())
@@ -283,7 +284,7 @@ class QuotedOutput(StructuredOutput):
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A pinned reading, and the text in it; sources that are a part of it share its life."""
+    """A pinned reading and its text. Index files of sources in this text are removed with the reading."""
 
     reading: bytes
     text: str
@@ -293,10 +294,10 @@ class Pinned:
 
 
 class Quotes:
-    """Builds the constraint of quotations, and keeps the indices of recent texts. Thread-safe."""
+    """Creates QuotedOutputs, and caches the indexes of recent texts. Thread-safe."""
 
+    # folder: for index files of long texts in pinned readings.
     def __init__(self, tokenizer: Tokenizer, folder: Path | None = None) -> None:
-        """`folder`: for indices of long texts in pinned readings."""
         self._tokenizer = tokenizer
         self._files = None if folder is None else QuoteIndexFiles(folder)
         self._lock = threading.Lock()
@@ -322,7 +323,7 @@ class Quotes:
     def index(
         self, text: str, limits: QuoteLimits = PROSE, *, escaped: bool = False, pinned: Pinned | None = None
     ) -> QuoteIndex:
-        """Return the index of a text, which is kept in a file if the text is long and in a pinned reading."""
+        """Return the index of a text; it is also stored in a file if the text is long and part of `pinned`."""
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(), limits, escaped
         with self._lock:
             known = self._known.get(key)
@@ -333,7 +334,7 @@ class Quotes:
 
         def places() -> Places:
             if len(text) > CHARACTERS_INDEXED_HERE:
-                with contextlib.suppress(ConfinedWorkError):  # it is indexed here, then
+                with contextlib.suppress(ConfinedWorkError):  # falls back to indexing in this process
                     return places_of(text, limits, barred, escaped=escaped)
             return QuoteIndex(text, limits, barred, escaped=escaped).places
 
@@ -351,7 +352,7 @@ class Quotes:
         return made
 
     def forget(self, reading: bytes) -> None:
-        """Remove the files of indices of a reading."""
+        """Remove the index files of a reading."""
         if self._files is not None:
             self._files.forget(reading)
 
@@ -361,7 +362,8 @@ def _on_one_line(text: str) -> str:
 
 
 def _likeliest(logits: Floats, count: int) -> Ids:
-    """Return the tokens of the largest logits, among rows' candidates."""
+    # Returns the tokens with the `count` largest logits. `count` rows of ROW logits have a maximum at or above the
+    # count-th largest maximum, so smaller logits cannot be among the largest.
     rows = len(logits) // ROW
     if rows <= count:
         among = np.arange(len(logits))
@@ -378,6 +380,6 @@ def _key(text: bytes) -> int:
 def _only(logits: Floats, ids: Ids) -> Floats:
     restricted = np.full_like(logits, -np.inf)
     restricted[ids] = logits[ids]
-    if not np.isfinite(restricted[ids]).any():  # masked elsewhere
+    if not np.isfinite(restricted[ids]).any():  # other constraints mask them all
         restricted[ids] = 0
     return restricted

@@ -1,21 +1,21 @@
 """Sampling of the next token.
 
-Order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k, typical_p, top_p, min_p, XTC,
-then the draw. This is the order of Hugging Face's generation, which SmolLM3's recommended settings (temperature 0.6,
-top_p 0.95) assume. typical_p and XTC stand where llama.cpp has them, on a separate path (`left_by_all`) without cost to
-other requests.
+The steps are, in this order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k,
+typical_p, top_p, min_p, XTC, and the random draw. This is the order of Hugging Face's generation, for which SmolLM3's
+recommended settings (temperature 0.6, top_p 0.95) were chosen. typical_p and XTC come at the same points as in
+llama.cpp. They have a separate code path (`left_by_all`), so that other requests pay nothing for them.
 
 The draw depends only on the seed and the position, not on earlier draws or other engine activity.
 
-Top-p samples from tens of thousands of candidates without a full sort. Sorting dominates the cost for flat
-distributions, but only two ranks matter: the end of the nucleus, and the draw. Candidates are put in buckets of nearly
-equal weight; bucket sums locate both ranks, and only those buckets are sorted.
+Top-p samples from tens of thousands of candidates without a full sort, which would dominate the cost for flat
+distributions. Only two ranks matter: the end of the nucleus and the drawn token. Candidates are divided into buckets of
+nearly equal weight. The sums of the buckets locate both ranks, and only the buckets that contain them are sorted.
 
-DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, by its length. Rules: llama.cpp's
-`llama_sampler_dry_apply` (src/llama-sampling.cpp), after p-e-w's proposal (github.com/oobabooga/text-generation-webui,
-pull request 5677). If the end of the text also occurs earlier, over at least `dry_allowed_length` tokens, the token
-that followed there is penalized. Repetitions end at sequence breakers, and a token that is a breaker itself is never
-penalized.
+DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and penalizes them more the longer it is.
+The rules are those of llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), which implements p-e-w's proposal
+(github.com/oobabooga/text-generation-webui, pull request 5677). If at least the last `dry_allowed_length` tokens also
+occur earlier in the text, the token that followed them there is penalized. Repetitions end at sequence breakers, and a
+token that is a breaker itself is never penalized.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_PENALTY = 1e30  # finite, so that some token remains eligible
 
 @dataclass(frozen=True, slots=True)
 class Breakers:
-    """Tokens, and sequences by last token, that contain a breaker."""
+    """Tokens, and token sequences by their last token, that contain a sequence breaker."""
 
     single: frozenset[int] = frozenset()
     sequences: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ NO_BREAKERS = Breakers()
 
 
 class Repetitions:
-    """Repetitions of a growing history's end."""
+    """Finds earlier occurrences of the end of a growing history, for DRY."""
 
     def __init__(self, params: SamplingParams, breakers: Breakers) -> None:
         self._params = params
@@ -64,9 +64,9 @@ class Repetitions:
         self._clear()
 
     def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
-        """Return ascending token ids, and amounts to subtract."""
-        # Match lengths are updated with one comparison per position and token; searching anew would reread the text.
-        # A list passed before may only have grown since.
+        """Return ascending token ids and the amounts to subtract from their logits."""
+        # Match lengths are updated with one comparison per position and token, which is cheaper than a new search. A
+        # list that was passed before must not have changed except by growing.
         if history is not self._history or len(history) < self._count:
             self._history = history
             self._clear()
@@ -95,7 +95,7 @@ class Repetitions:
             token = self._tokens[end]
             self._behind_break = 0 if self._breaks(history, end + 1) else self._behind_break + 1
             lengths = self._lengths
-            # Matches move one place on; the end itself starts at 0.
+            # Matches move forward by one position; the match length at the end itself is 0.
             lengths[1 : end + 1] = np.where(self._tokens[1 : end + 1] == token, lengths[:end] + 1, 0)
             lengths[0] = int(self._tokens[0] == token)
             lengths[end] = 0
@@ -128,8 +128,8 @@ class Repetitions:
 
 
 def common_endings(history: Tokens) -> NDArray[np.int64]:
-    """Return each position's match length with the end."""
-    # The Z algorithm from the end backwards, in linear time.
+    """Return how many tokens up to each position equal the last tokens of the history."""
+    # The Z algorithm, applied to the reversed history, in linear time.
     tokens = list(history)[::-1]
     lengths = np.zeros(len(tokens), np.int64)
     found = [0] * len(tokens)
@@ -145,18 +145,15 @@ def common_endings(history: Tokens) -> NDArray[np.int64]:
     return lengths
 
 
-# Cached sets of breakers: a lookup takes some milliseconds.
-
-
-KEPT = 64
-MAX_TAIL_TOKENS = 20
+KEPT = 64  # sets of breakers to cache, since finding the tokens of one takes milliseconds
+MAX_TAIL_TOKENS = 20  # maximum tokens after the first in a breaker's sequence
 
 
 class SequenceBreakers:
-    """Breakers in one vocabulary. Thread-safe."""
+    """Finds the tokens of sequence breakers in one vocabulary. Thread-safe."""
 
-    # As in llama.cpp (`get_overlapping_token_sequences`): a token that contains the text breaks, and so does one that
-    # ends with its beginning, followed by the usual tokens of the rest.
+    # As in llama.cpp (`get_overlapping_token_sequences`), a breaker is any token that contains its text, or a token
+    # that ends with the beginning of the text followed by the usual tokens of the rest.
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
@@ -165,7 +162,7 @@ class SequenceBreakers:
         self._backwards: list[tuple[bytes, int]] = []
 
     def of(self, texts: tuple[str, ...]) -> Breakers:
-        """Return the texts' tokens. Raises InvalidRequestError for invalid Unicode."""
+        """Return the tokens of the breakers `texts`. Raises InvalidRequestError for invalid Unicode."""
         for text in texts:
             check_unicode(text, "dry_sequence_breakers")
         with self._lock:
@@ -202,14 +199,14 @@ class SequenceBreakers:
         return tokens
 
 
-_PIECE = 16_384  # chunk size: temporaries for all at once would be mapped anew by the system each time
-_BUCKET_BITS = 16  # low bits that a bucket ignores: weights within one differ by less than 1 %
+_PIECE = 16_384  # chunk size; the memory of larger temporary arrays would be mapped by the system on each call
+_BUCKET_BITS = 16  # low bits that are ignored, so that weights in the same bucket differ by less than 1%
 
 
 def sample_among_many(weights: Floats, nucleus_sum: float | None, uniform: float) -> int:
-    """Return the index of weights (float32, >= 0) on which `uniform` falls, within a nucleus."""
-    # The bits of nonnegative floats have the order of their values.
-    # Equals `ranked` and cumulative sums over the likeliest weights that first reach `nucleus_sum` (None: all).
+    """Draw an index from the nucleus of weights (float32, >= 0), using `uniform` in [0, 1)."""
+    # The result is the same as with all weights sorted by `ranked` and cut off where their sum first reaches
+    # `nucleus_sum` (None: not cut off). The bits of nonnegative floats have the same order as their values.
     bits = (weights.view(np.uint32) >> np.uint32(_BUCKET_BITS)).astype(np.uint16)
     buckets = bits.max() - bits
     ends = np.cumsum(_bucket_sums(buckets, weights))
@@ -220,7 +217,7 @@ def sample_among_many(weights: Floats, nucleus_sum: float | None, uniform: float
         before = ends[bucket - 1] if bucket else 0.0
         return order, before + np.cumsum(weights[order], dtype=np.float64)
 
-    last = int(np.searchsorted(ends, ends[-1]))  # later buckets have zero weight
+    last = int(np.searchsorted(ends, ends[-1]))  # later buckets have weight 0
     if nucleus_sum is not None:
         last = min(int(np.searchsorted(ends, nucleus_sum)), last)
     order, sums = ranked_bucket(last)
@@ -245,8 +242,8 @@ def _bucket_sums(buckets: NDArray[np.uint16], weights: Floats) -> Doubles:
 
 def ranked(ids: Indices, weights: Floats) -> Indices:
     """Sort `ids` by descending weight, then id."""
-    # One integer sort is several times faster than a stable float sort: nonnegative floats order like their bits, and
-    # the id in the low bits breaks ties.
+    # One integer sort is several times faster than a stable float sort. The bits of nonnegative floats have the same
+    # order as their values, and the id in the low bits breaks ties.
     keys = (~weights.view(np.uint32)).astype(np.uint64) << np.uint64(32) | ids.astype(np.uint64)
     keys.sort()
     return (keys & np.uint64(0xFFFF_FFFF)).astype(np.intp)
@@ -255,19 +252,20 @@ def ranked(ids: Indices, weights: Floats) -> Indices:
 # Below this, dividing by the temperature leaves only the likeliest token, or overflows.
 GREEDY_TEMPERATURE = 1e-5
 
-# Probabilities, relative to the likeliest token's, above which candidates are searched until there are enough: a
-# typical nucleus has a few dozen of 128,256 tokens, and sorting the rest would be wasted.
+# Candidates are tokens above the first of these probabilities (relative to the likeliest token's) that leaves enough of
+# them: a typical nucleus has a few dozen of 128,256 tokens, and sorting the rest would be a waste.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
-# Candidates up to this number are listed and sorted. The sampled token does not depend on it.
+# Up to this many candidates are sorted; more are divided into buckets. The sampled token does not depend on it.
 MANY = 8192
 
 _LEAST_WEIGHT = float(np.finfo(np.float32).smallest_subnormal)
 
-# Tokens below the first weight are usually only counted, as the nucleus ends elsewhere whatever they weigh.
+# Tokens below the first weight are usually only counted, because the end of the nucleus does not depend on their exact
+# weights. The second weight bounds most of them more closely.
 _SHORT_LIST_WEIGHT, _FAINT_WEIGHT = 5e-8, 1e-9
-# Up to this many heavier tokens are weighed alone, at a fraction of the cost of weighing all.
+# If at most this many tokens are above the first weight, only their weights are computed, at a fraction of the cost.
 _SHORT_LIST = 2048
-_SLACK, _ROUNDING = 1.01, 1e-9  # weights and their sums are far more exact than this
+_SLACK, _ROUNDING = 1.01, 1e-9  # generous bounds on the rounding errors of weights and of their sums
 _UNSURE = -1
 _MAXIMA_OF = 256
 
@@ -275,9 +273,9 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Sampler:
-    """Deterministic sampler of one sequence; `seed`: 64 bits.
+    """Deterministic sampler of one sequence with a 64-bit seed.
 
-    Raises InvalidRequestError for a logit_bias beyond `vocab_size`, if given, else in `sample`.
+    Raises InvalidRequestError for token ids in logit_bias beyond `vocab_size`; if None, `sample` raises it.
     """
 
     def __init__(
@@ -320,8 +318,8 @@ class Sampler:
         return sampled if sampled != _UNSURE else self._sample_index(self._weights(logits, logits[best]), position)
 
     def _sample_short_list(self, logits: Floats, best: np.float32, position: int) -> int:
-        # Only tokens above a weight are weighed. The others are bounded, so the total is known within limits, and
-        # mostly the nucleus ends at the same token for both limits; otherwise _UNSURE is returned.
+        # Computes only the weights above a limit. The others are bounded, so the total is known within bounds. Usually
+        # the nucleus ends at the same token for both bounds; otherwise returns _UNSURE.
         lowest, bound = self._limit(best, _SHORT_LIST_WEIGHT)
         listed = logits >= lowest
         count = int(np.count_nonzero(listed))
@@ -335,13 +333,14 @@ class Sampler:
         return index if index == _UNSURE else int(ids[index])
 
     def _limit(self, best: np.float32, weight: float) -> tuple[np.float32, float]:
-        # The second value bounds the weights of smaller logits: single precision may move them.
+        # Returns the logit at which the weight is `weight`, and an upper bound on the weights of smaller logits that
+        # allows for rounding to single precision.
         limit = best + np.float32(self.params.temperature * math.log(weight))
         return limit, _SLACK * math.exp((float(limit) - float(best)) / self.params.temperature)
 
     def _sample_index(self, weights: Floats, position: int, bound: float = 0.0, rest: float = 0.0) -> int:
-        # Returns _UNSURE if the result may depend on unlisted weights: below `bound` each and `rest` in total, at any
-        # position.
+        # Returns _UNSURE if the result may depend on the weights that are not listed. Each of these is below `bound`,
+        # their sum is at most `rest`, and they may be at any position.
         uniform = self._uniform(position)
         if not self._filters:
             return _falls_on(np.cumsum(weights, dtype=np.float64), uniform)
@@ -363,7 +362,7 @@ class Sampler:
         return int(ids[sample_among_many(weights[ids], end, uniform)])
 
     def _best_biased(self, logits: Floats) -> int:
-        # Mostly without a copy of the logits.
+        # Avoids copying the logits unless the best token has a bias.
         best = _best(logits)
         if not len(self._bias_ids):
             return best
@@ -373,7 +372,7 @@ class Sampler:
         rival, value = int(self._bias_ids[first]), biased[first]
         if value > logits[best]:
             return rival
-        if best in self.params.logit_bias:  # it may have lost by its bias, so the runner-up must be searched
+        if best in self.params.logit_bias:  # with its bias, it may be worse than a token that has none
             return _best(self._adjusted(logits, ()))
         return min(best, rival) if value == logits[best] else best
 
@@ -401,16 +400,16 @@ class Sampler:
             raise InvalidRequestError(f"logit_bias: token ids must be below {vocab_size}", param="logit_bias")
 
     def _weights(self, logits: Floats, best: np.float32) -> Floats:
-        with np.errstate(over="ignore"):  # overflow yields -inf, weight zero
+        with np.errstate(over="ignore"):  # an overflow gives -inf, and so weight 0
             scaled: Floats = (logits - best) / np.float32(self.params.temperature)
         np.exp(scaled, out=scaled)
         return scaled
 
     def _candidates(self, weights: Floats, nucleus_sum: float, bound: float) -> Indices | None:
-        # Returns ascending ids that include everything the filters leave, or None if they are too many or too light to
-        # list.
+        # Returns ascending ids that include all tokens that pass the filters, or None if there are too many of them or
+        # some may have weights up to `bound`.
         top_k, top_p, min_p = self.params.top_k, self.params.top_p, self.params.min_p
-        # Tokens below min_p are dropped anyway, unless top_p needs the sum of all that top_k leaves.
+        # Tokens below min_p are dropped anyway, unless top_p needs the total weight of those that pass top_k.
         lowest = max(min_p, _LEAST_WEIGHT) if not top_k or top_p >= 1.0 else _LEAST_WEIGHT
         for floor in [*(floor for floor in _CANDIDATE_FLOORS if floor > lowest), lowest]:
             if floor <= bound:
@@ -427,8 +426,8 @@ class Sampler:
         return ids
 
     def _filtered(self, ids: Indices, weights: Floats, least: float, most: float) -> tuple[Indices, Doubles]:
-        # Returns sorted ids and cumulative weights. The nucleus ends between the sums `least` and `most`; if that is
-        # ambiguous, nothing is returned.
+        # Returns sorted ids and cumulative weights. The nucleus ends where the sum reaches a value between `least` and
+        # `most`; if this does not determine the last token, the result is empty.
         params = self.params
         ids = ranked(ids, weights[ids])
         if params.top_k:
@@ -479,7 +478,7 @@ def _falls_on(sums: Doubles, uniform: float) -> int:
 
 
 def log_probabilities(logits: Floats) -> Floats:
-    """Return log-softmax of raw logits, float32 (..., V). Raises EngineError if not finite, except -inf."""
+    """Return the log-softmax of logits, float32 (..., V). Raises EngineError for NaN, inf, or only -inf."""
     best = logits.max(axis=-1, keepdims=True)
     if not np.isfinite(best).all():
         raise EngineError(NOT_FINITE)
@@ -490,7 +489,7 @@ def log_probabilities(logits: Floats) -> Floats:
 
 
 def likeliest(values: Floats, count: int) -> list[int]:
-    """Return ids of the largest values (V,), by value, then id."""
+    """Return the ids of the `count` largest values (V,), in descending order; ties go to the lowest id."""
     count = min(count, len(values))
     if count <= 0:
         return []
@@ -501,15 +500,15 @@ def likeliest(values: Floats, count: int) -> list[int]:
     return [int(token) for token in ids[np.lexsort((ids, -values[ids]))][:count]]
 
 
-# Shares of the largest weight: only weights above the first sufficient one are sorted.
+# Fractions of the largest weight. Only weights above the first fraction that leaves enough of them are sorted.
 _SHARES = (1e-2, 1e-4, 1e-7)
-# The same for typical_p, in nats.
+# The same for typical_p: deviations from the expected surprise, in nats.
 _DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def left_by_all(weights: Floats, params: SamplingParams, chance: float) -> tuple[Indices, Floats]:
-    """Return the tokens that remain of weights (V,), likeliest first, and their weights."""
-    # XTC applies if `chance`, in [0, 1), is below `xtc_probability`. At least one token is always left.
+    """Apply all filters to weights (V,); return the remaining tokens, likeliest first, and their weights."""
+    # XTC is applied if `chance`, in [0, 1), is below `xtc_probability`. At least one token always remains.
     ids = np.flatnonzero(weights)
     if 0 < params.top_k < len(ids):
         held = weights[ids]
@@ -532,13 +531,14 @@ def left_by_all(weights: Floats, params: SamplingParams, chance: float) -> tuple
 
 
 def last_of_top_choices(weights: Floats, threshold: float) -> int:
-    """Return the index of the smallest weight with share `threshold`; weights descend."""
+    """Return the last index in descending weights with at least a share `threshold` of their sum, or 0."""
     total = float(weights.sum(dtype=np.float64))
     return max(0, int(np.count_nonzero(weights >= threshold * total)) - 1)
 
 
 def _typical(ids: Indices, weights: Floats, share: float) -> Indices:
-    # Keeps tokens with a surprise closest to the expected one until they hold `share`; the result is sorted by id.
+    # Keeps the tokens with a surprise closest to the expected surprise until their probabilities add up to `share`. The
+    # result is sorted by id.
     total = float(weights.sum(dtype=np.float64))
     surprises = np.log(total) - np.log(weights, dtype=np.float64)
     expected = float(np.dot(weights, surprises)) / total

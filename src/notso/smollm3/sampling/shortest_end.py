@@ -1,4 +1,4 @@
-"""Find the fewest tokens that finish an answer by its grammar, so that it can end within its token limit."""
+"""Search for the fewest tokens that complete an answer according to its grammar."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import numpy as np
 from notso.smollm3.text.tokenizer import Tokenizer
 
 MAX_PIECE_BYTES = 32
-"""Longer tokens are ignored: they are rarely needed, and would be compared at each position."""
+"""Longer tokens are ignored: they are rarely needed, and each would have to be compared at every position."""
 
 FEW_OTHERS = 3
-"""Continuations to try where a value could end."""
+"""Number of other continuations to try where a value can end."""
 
 USUAL_NUMBER = 16
-"""Bytes of a unit outside strings; each further one counts as a detour."""
+"""Usual maximum bytes of a number or name outside strings; each further byte counts as a detour."""
 
 LAST_BYTES = 2
-"""Texts at the same place are compared only if they share this many last bytes."""
+"""Texts in the same state are compared only if this many of their last bytes are equal."""
 
 MAX_RESTS, NEAR = 8, 32
-"""Suffixes of a known text to try, and after how many texts of the search."""
+"""Number of suffixes of a known ending to try, and of search steps that try them."""
 
 DEPTH_WEIGHT, MEMBER_WEIGHT = 40.0, 12.0
-"""Bias for finishing a value that was begun over searching for a shorter one."""
+"""Bias toward completing a value that was begun rather than searching for a shorter one."""
 
 _UNREACHABLE = 1 << 30
 _TAG = 0xFF
-"""Byte that starts a control token in a text of the search; invalid in UTF-8."""
+"""Byte that marks a control token in a text of the search; invalid in UTF-8."""
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _NAME_BEGINS = re.compile(rb'(?<=[{,])(?=")')
 _STRUCTURE = re.compile(rb'[",\]}]')
@@ -55,21 +55,21 @@ class Follower(Protocol):
     def compute_ff_bytes(self) -> bytes: ...
 
     def consume_token(self, sampled_token: int) -> bool:
-        """Consume a token; False if it is not allowed."""
+        """Consume a token; return False if it is not allowed."""
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Consume tokens as far as they are allowed; return their number."""
+        """Consume tokens up to the first that is not allowed; return their number."""
 
 
 class Place(NamedTuple):
-    """Position in a JSON text, relative to the start of the search. Only approximate for other grammars."""
+    """Position in a JSON text, relative to the start of the search. Approximate for other grammars."""
 
     in_string: bool = False
     escaped: bool = False
     string_start: int = 0
-    closed: int = 0  # containers open at the start of the search
-    open: tuple[tuple[int, bytes], ...] = ((0, b""),)  # per container: members so far, and the last name
-    members: int = 0  # all commas so far
+    closed: int = 0  # containers that were opened before the search and are closed now
+    open: tuple[tuple[int, bytes], ...] = ((0, b""),)  # per open container: commas so far, and the last name
+    members: int = 0  # commas in all containers
     run: int = 0  # bytes since the last quotation mark, bracket or separator
 
     def behind(self, text: bytes, start: int) -> Place:
@@ -102,23 +102,22 @@ class Place(NamedTuple):
 class SearchMemory:
     """Results of searches in one grammar, by the set of allowed tokens."""
 
-    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)  # one byte of each equivalent kind
-    ends: dict[int, bytes | None] = field(default_factory=dict)  # texts that finish a string
+    kinds: dict[int, tuple[int, ...]] = field(default_factory=dict)  # one byte of each kind, see `_kinds`
+    ends: dict[int, bytes | None] = field(default_factory=dict)  # text that completes a string; None: not found
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A continuation of the answer. costs: by length, the fewest tokens that spell that part."""
-
+    # A continuation of the answer.
     matcher: Follower
     text: bytes
-    costs: list[int]
+    costs: list[int]  # costs[n]: fewest tokens that spell the first n bytes of the text
     place: Place
     detours: int
 
 
 class ShortestEnd:
-    """Searches a grammar for the shortest end. For one vocabulary; thread-safe."""
+    """Searches for the shortest ending, in one vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         barred = tokenizer.special_ids | tokenizer.unused_ids
@@ -135,7 +134,7 @@ class ShortestEnd:
         self._single = dict(known)
 
     def _preference(self, byte: int) -> tuple[bool, int, int]:
-        # ASCII first, then bytes that repeat within one token.
+        # Sorts ASCII first, then bytes that many tokens repeat.
         longest = next(size for size in range(self._longest, -1, -1) if not size or bytes([byte]) * size in self._ids)
         return byte >= 0x80, -longest, byte
 
@@ -154,12 +153,12 @@ class ShortestEnd:
         memory: SearchMemory | None = None,
         known: bytes = b"",
     ) -> tuple[list[int] | None, int]:
-        """Return at most `most` tokens that finish the text of `matcher`, None if `steps` find none, and the steps.
+        """Return up to `most` tokens that complete the text of `matcher` (None if not found), and the steps taken.
 
-        in_string, escaped: whether the text ends within a JSON string, and after a backslash. tags: the grammar's
-        control tokens. names: likely texts, `"NAME":` of required members. orders: of the members of objects.
-        texts: ends of strings, shortest first. memory: of earlier searches in this grammar. known: a text that led to
-        the end earlier; its suffixes are tried first.
+        in_string, escaped: whether the text ends inside a JSON string, and after a backslash. tags: control tokens of
+        the grammar. names: `"NAME":` of required members. orders: position of each member in an object, by name.
+        texts: ends of strings, shortest first. memory: results of earlier searches in this grammar. known: an earlier
+        ending, to try its suffixes first.
         """
         memory = SearchMemory() if memory is None else memory
         ticket = itertools.count()
@@ -229,7 +228,7 @@ class ShortestEnd:
         if node.matcher.is_error():
             return
         kind = hash(bits)
-        last = node.text[-LAST_BYTES:] if place.run <= 1 else b""  # the next token may start with them
+        last = node.text[-LAST_BYTES:] if place.run <= 1 else b""  # the next token may include them
         key = kind, place.in_string, place.closed, place.open, place.run, last
         worth = node.costs[-1] + node.detours
         if seen.get(key, math.inf) <= worth:
@@ -253,7 +252,7 @@ class ShortestEnd:
             if place.in_string:
                 named += self._finished(node, kind, texts, memory)
             yield from named
-            if kind not in memory.kinds or not place.in_string:  # numbers with the same mask may differ in the rest
+            if kind not in memory.kinds or not place.in_string:  # numbers with equal masks may continue differently
                 memory.kinds[kind] = self._kinds(node, listed)
             ends, others = list(memory.kinds[kind]), []
             if named:
@@ -264,7 +263,7 @@ class ShortestEnd:
             yield from self._child(node, bytes([byte]), [self._single[byte]], detours=1)
 
     def _required(self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]) -> list[_Node]:
-        """Return the nodes after required names; of an object only the last."""
+        # Returns the nodes after required names. Of several names in one object, only the last is returned.
         found = {name: each for name in names if (each := self._behind(node, name)) is not None}
         if len(found) > 1:
             lasts = {max(found, key=order.__getitem__) for order in orders if found.keys() <= order.keys()}
@@ -283,7 +282,7 @@ class ShortestEnd:
         return [] if behind is None else [behind]
 
     def _kinds(self, node: _Node, listed: list[int]) -> tuple[int, ...]:
-        """Return one of each kind of bytes that the same tokens may follow."""
+        # Returns one byte of each kind. Bytes are of the same kind if the same tokens are allowed after them.
         found: dict[tuple[bool, int], int] = {}
         ascii_only = [byte for byte in listed if byte < 0x80] or listed
         for byte in ascii_only:
@@ -346,6 +345,6 @@ def _detours(node: _Node) -> int:
 
 
 def _estimate(node: _Node) -> float:
-    """Sort key: cost so far, less for progress, more for open containers."""
+    # The cost so far, reduced by progress and increased by open containers.
     place = node.place
     return node.costs[-1] + DEPTH_WEIGHT * (len(place.open) - 1 - place.closed) - MEMBER_WEIGHT * place.members

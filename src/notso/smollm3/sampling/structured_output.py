@@ -18,24 +18,25 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 FAR = 1_000
-"""Maximum distance to the end of a call, searched before it starts."""
+"""Maximum length of the shortest call that is searched for before a call starts, in tokens."""
 
 
 class FieldMask(Protocol):
-    """Constraint on strings of a JSON text, beside its grammar."""
+    """Constraint on strings of JSON output, in addition to the grammar."""
 
     def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
-        """Return the permitted ones of the tokens that the grammar allows (V,)."""
+        """Return the mask (V,) of the tokens in `allowed` that are permitted."""
 
     def take(self, text: bytes) -> None: ...
 
 
 class StructuredOutput:
-    """Constrains one answer. closing: tokens that end the reasoning."""
+    """Constrains one answer. `closing`: number of tokens that end the reasoning."""
 
-    # Reasoning is free, but the answer cannot end in it. The grammar starts at the answer's first token, after the
-    # optional newline that the model writes behind a closing tag. may_think: reasoning may still come. started: the
-    # prompt holds the beginning of the answer.
+    # Reasoning is not constrained, but the answer cannot end in it. The grammar applies from the first token of the
+    # answer, after the optional newline that the model writes after the closing tag of the reasoning.
+    # may_think: reasoning may follow.
+    # started: the prompt ends with the beginning of the answer.
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -102,20 +103,20 @@ class StructuredOutput:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the answer is complete JSON if nothing follows."""
+        """Whether the answer so far is complete JSON."""
         return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
 
     def must_answer(self, left: int, closing: int) -> bool:
-        """Whether reasoning must end now so that an answer fits into `left` tokens after the `closing` ones."""
+        """Return whether the reasoning must end now so that `left` tokens suffice for `closing` ones and an answer."""
         if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
             return False
         least = self._least_tokens(left)
         return least is not None and closing + least <= left <= closing + least + 1
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """Whether the answer can end within `left` tokens after `token`, which is not masked."""
+        """Return whether the answer can end within `left` tokens after `token`, which is not masked."""
         if self._matcher is None or in_reasoning or self._fields is not None:
-            return True  # the shortest end may not be a quotation
+            return True  # the shortest ending may violate the constraint on fields
         open_id, _ = self._tags
         opens = self._may_think and token == open_id and open_id is not None
         if not self._started and (opens or (self._behind_close and token == self._newline)):
@@ -127,14 +128,14 @@ class StructuredOutput:
         return self._matcher.permits(token, left)
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """Return the logits (V,) of `restrict` without a token that is not permitted."""
+        """Return logits (V,) from `restrict` without `token`, which is not permitted."""
         ids = None if self._matcher is None else self._matcher.left_to_choose(token, left)
         if ids is None:
             logits[token] = -np.inf
             return logits
         narrowed = np.full_like(logits, -np.inf)
         narrowed[ids] = logits[ids]
-        if not np.isfinite(narrowed).any():  # masked elsewhere
+        if not np.isfinite(narrowed).any():  # other constraints mask them all
             narrowed[ids] = 0
         return narrowed
 
@@ -144,7 +145,7 @@ class StructuredOutput:
         return None if self._least is None else self._least[0]
 
     def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
-        """Record a token, after which `left` may follow; return whether it starts the answer."""
+        """Record a token that up to `left` others can follow; return whether it starts the answer."""
         open_id, close_id = self._tags
         behind_close, self._behind_close = self._behind_close, in_reasoning and token == close_id
         if self._matcher is None or in_reasoning:
@@ -166,9 +167,9 @@ class StructuredOutput:
 class StructuredCalls(StructuredOutput):
     """Constrains only tool calls."""
 
-    # Only the tag's token opens a call: completing a spelled-out tag is masked. `started`: text of the answer in the
-    # prompt; if an unfinished call in it violates its grammar, it is left free, or InvalidRequestError is raised if
-    # is_strict.
+    # A call starts with the token of its opening tag; tokens that would complete the tag in ordinary text are masked.
+    # started: beginning of the answer in the prompt. If it contains an unfinished call that violates the grammar,
+    # InvalidRequestError is raised if is_strict; otherwise this call is not constrained.
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -271,12 +272,12 @@ def structured_output_for(
     closing: int = 1,
     fields: FieldMask | None = None,
 ) -> StructuredOutput | None:
-    """Return a request's constraints, or None. Raises InvalidRequestError.
+    """Return the constraints of a request, or None if it has none. Raises InvalidRequestError.
 
-    `started`: text of the answer that the prompt ends with. `closing`: tokens that end the reasoning. `fields`: strings
-    of the grammar that quote.
+    started: beginning of the answer in the prompt. closing: number of tokens that end the reasoning. fields: additional
+    constraint on strings of the grammar.
     """
-    # tool_choice "none" masks the call tag and keeps the tools in the prompt, so that its cached prefix remains valid.
+    # tool_choice "none" masks the call tag but keeps the tools in the prompt, so that its cached prefix remains valid.
     is_barred = options.tool_choice == "none" and bool(options.tools)
     masked = _tags(tokenizer)[:1] if is_barred else []
     matcher = _matcher(options, tokenizer, grammars)
@@ -318,7 +319,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
     if not options.tools or choice == "none" or tokenizer.tool_call_open_id is None:
         return grammars.matcher([answer], "grammar")
     start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
-    grammars.matcher([answer], "grammar")  # attributes errors to the grammar or the tools
+    grammars.matcher([answer], "grammar")  # raises errors of the grammar, so that later ones are those of the tools
     parts = [{"name": "answer", **answer}, *_arguments_parts(options.tools)]
     return _calls_matcher(start, options.tools, tokenizer, grammars, parts)
 
@@ -326,7 +327,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
 def _calls_matcher(
     start: str, tools: Sequence[Tool], tokenizer: Tokenizer, grammars: Grammars, parts: Sequence[Part]
 ) -> Matcher:
-    # Raises InvalidRequestError with the tool whose parameters are unsupported.
+    # Raises InvalidRequestError that names the tool with unsupported parameters.
     try:
         return grammars.matcher([_calls_part(start, tools, tokenizer), *parts], "tools", _tags(tokenizer))
     except InvalidRequestError:
@@ -344,8 +345,8 @@ def _calls_matcher(
 def _structured_calls(
     options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str
 ) -> StructuredOutput | None:
-    """Constrain calls to the tools' names and strict parameters."""
-    # None if no tool is strict and calls cannot be constrained: there is no token for them, or a tool has no name.
+    # Constrains calls to the names of the tools, and to their parameters if strict. Returns None if no tool is strict
+    # and calls cannot be constrained, because the model has no token for them or a tool has no name.
     tools = options.tools or ()
     if not options.strict_tools and (tokenizer.tool_call_open_id is None or None in tool_names(tools)):
         return None
@@ -359,9 +360,9 @@ def _structured_calls(
         return _calls_matcher("start: call", tools, tokenizer, grammars, parts)
 
     is_strict = bool(options.strict_tools)
-    grammars.prepare()  # not when a call begins, which would delay other answers
+    grammars.prepare()  # doing this when a call begins would delay other answers
     if is_strict:
-        begin()  # refuses unsupported tools before generation
+        begin()  # raises for unsupported tools before generation
     return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started, is_strict=is_strict)
 
 
@@ -377,7 +378,7 @@ def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
 
 
 def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part:
-    # Calls as the model writes them, in Lark; arguments are separate parts.
+    # Returns a Lark grammar of calls in the model's form. Arguments are separate parts.
     opening, closing = (
         json.dumps(text) if token is None else f"<[{token}]>"
         for text, token in (
@@ -397,7 +398,7 @@ def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part
 
 
 def _arguments_parts(tools: Sequence[Tool], strict: Collection[str] | None = None) -> list[Part]:
-    # `strict`: tools with enforced schemas; None: all.
+    # strict: names of the tools with enforced schemas; None: all tools.
     return [
         {
             "name": f"arguments_{number}",
@@ -417,7 +418,7 @@ def _function(tool: Tool) -> Mapping[str, Any]:
 
 
 def tool_names(tools: Sequence[Tool]) -> set[Any]:
-    """Return the names of tools; None for one without."""
+    """Return the names of tools, with None for a tool that has no name."""
     return {name if isinstance(name := _function(tool).get("name"), str) and name else None for tool in tools}
 
 

@@ -1,11 +1,12 @@
-"""End answers within their token limit: near it, a token is allowed only if an end remains within reach.
+"""Completion of structured answers within their token limit.
 
-Far from the limit nothing is computed: the grammar gives an estimate of how many tokens one token can add to the
-distance to the end, and the distance is searched again only after that many. Near the limit the last known ending is
-tried first; usually it still works.
+Near the limit, a token is allowed only if the remaining tokens suffice to complete the answer according to its grammar.
+An ending is a sequence of tokens that completes the answer; the distance to the end is the length of the shortest one.
 
-The length of answers is estimated from a grammar's text. Estimates are rather too large than too small: they decide
-when to search for the exact distance to the end.
+Far from the limit, no ending is searched for. The distance is estimated from the text of the grammar, as is the number
+of tokens that a single token can add to it (by opening an object with required members, for example). These estimates
+give the number of tokens after which the distance must be determined by a search. They err on the high side, so that a
+search is not made too late. Near the limit, the last known ending is tried first and usually still works.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from notso.smollm3.sampling.schemas.patterns import shortest_match
 from notso.smollm3.sampling.shortest_end import Follower, SearchMemory, ShortestEnd
 from notso.smollm3.text.tokenizer import Tokenizer
 
+# The following are used in estimates.
 BYTES_PER_TOKEN = 2
 MAX_REPEATS = 4_096
 MAX_NAMES = 256
@@ -33,7 +35,7 @@ MAX_STRINGS = 16
 FORMAT_TOKENS = 40
 MAX_DEPTH = 100  # of nested schemas, with references; each takes up to five of the interpreter's frames
 FREE_JUMP = 16
-"""Containers of free JSON that one token may open."""
+"""Containers that one token may open in JSON without a schema."""
 
 _OBJECT = frozenset(("properties", "required", "additionalProperties", "patternProperties", "minProperties"))
 _ARRAY = frozenset(("items", "prefixItems", "minItems"))
@@ -52,40 +54,36 @@ _REPEATED = re.compile(r"\{([0-9]{1,6})")
 
 
 class Extent(NamedTuple):
-    """Tokens of a short answer, of what one token may require, and of the shortest end from anywhere."""
+    """Estimated numbers of tokens."""
 
-    least: float = 0
-    jump: float = 0
-    most: float = 0
+    least: float = 0  # length of a short answer
+    jump: float = 0  # what one token can add to the distance to the end
+    most: float = 0  # greatest distance to the end at any point of an answer
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarExtent:
-    """Facts about a grammar.
-
-    names: `"NAME":` of required members. strings: patterns and minimum lengths. formats: of strings.
-    orders: of the members of objects.
-    """
+    """Estimates for a grammar, and texts that help a search."""
 
     extent: Extent
     names: tuple[bytes, ...]  # `"NAME":` of required members
-    strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each
-    formats: tuple[str, ...] = ()  # of strings
-    orders: tuple[dict[bytes, int], ...] = ()  # of the members of objects
+    strings: tuple[tuple[tuple[str, ...], int], ...] = ()  # patterns and minimum length of each string
+    formats: tuple[str, ...] = ()  # formats of strings
+    orders: tuple[dict[bytes, int], ...] = ()  # for each object, the position of each member by its `"NAME":`
 
     def texts(self) -> list[str]:
-        """Return short texts for strings with a pattern, a length or a format."""
+        """Return short texts that satisfy a string's patterns and minimum length, or its format."""
         found = [shortest_match(*each) for each in self.strings]
         return [*(text for text in found if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return at how many remaining tokens an end, now `distance` of `left` tokens away, may be out of reach."""
+        """Return at how many remaining tokens the end may be out of reach, if it is `distance` away with `left`."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 
 
 def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
-    """Estimate an answer's length from the library's grammars, in time linear in their text."""
+    """Estimate the length of answers to a grammar for llguidance, in linear time."""
     names: dict[bytes, None] = {}
     strings: dict[tuple[tuple[str, ...], int], None] = {}
     formats: dict[str, None] = {}
@@ -101,7 +99,7 @@ def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
 
 
 def _of_text(source: str, is_call: bool) -> Extent:
-    # For tool calls, only its literals count.
+    # In a grammar of tool calls, this part has only literals; the arguments are in parts of their own.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)
@@ -246,39 +244,40 @@ class _Schemas:
 
 
 FIRST_STEPS, STEPS = 3_000, 400
-"""Texts per search: for the first one of an answer, and for each later token."""
+"""Maximum steps of an answer's first search, and of a search at a later token."""
 
 MAX_STEPS = 20_000
-"""Search steps per answer. An answer that needs more may be cut."""
+"""Maximum search steps per answer. An answer that needs more may be cut off at the limit."""
 
 TRIES = 4
-"""Rejected tokens after which only the known ending is allowed."""
+"""Number of rejected tokens after which only the tokens of the known ending are allowed."""
 
 HOPELESS, MARGIN = 1.5, 20
-"""The search for another end is skipped if the first takes HOPELESS times the remaining tokens plus MARGIN."""
+"""A quick search looks for endings of up to HOPELESS times the remaining tokens plus MARGIN. If it finds none, no
+search for a shorter ending is made."""
 
 
 MAX_STRING_ENDS = 500
 
 RETRIES = 1
-"""After an inconclusive search, the next one follows when half of the remaining tokens are used."""
+"""Searches after one that ran out of steps. Each is made once half of the remaining tokens have been used."""
 
 
 class Pieces(NamedTuple):
-    """Facts about a vocabulary. ends: end tokens; texts: by token; digits: from `number_digits`."""
+    """A vocabulary's end tokens, text of each token, and `number_digits`."""
 
     ends: npt.NDArray[np.intp]
     texts: list[bytes]
     digits: npt.NDArray[np.uint16]
 
 
-class _Way(NamedTuple):
+class _Ending(NamedTuple):
     tokens: tuple[int, ...]
     text: bytes
 
 
 class TokenLimit:
-    """Limit of one answer in its grammar. `permits` is called for each drawn token, `take` for each accepted one."""
+    """Keeps one answer within its limit. Call `permits` with each sampled token, and `take` with each accepted one."""
 
     def __init__(self, ends: ShortestEnd, extent: GrammarExtent, tags: Sequence[int], pieces: Pieces) -> None:
         self._ends = ends
@@ -288,74 +287,74 @@ class TokenLimit:
         self._end_ids = pieces.ends
         self._memory = SearchMemory()
         self._check_at: int | None = None
-        self._way: _Way | None = None
-        self._before: _Way | None = None  # the last known one
-        self._next: tuple[int, _Way | None] | None = None
-        self._turned_down: set[int] = set()
+        self._ending: _Ending | None = None
+        self._last_ending: _Ending | None = None  # last known ending
+        self._next: tuple[int, _Ending | None] | None = None
+        self._rejected: set[int] = set()
         self._spent = 0
         self._retries = RETRIES
         self._may_be_missed = False
 
     @property
     def least_estimate(self) -> float:
-        """Estimated tokens of a short answer, rather too many."""
+        """Estimated tokens of a short answer; errs on the high side."""
         return self._extent.extent.least
 
     def distance(self, matcher: Follower, most: int, state: JsonState) -> int | None:
-        """Return the fewest tokens to the end, as far as found; None if there is no end within `most`."""
-        way = self._first_way(matcher, most, state)
-        return None if way is None else len(way.tokens)
+        """Return the number of tokens in the shortest ending found, or None if there is none within `most`."""
+        ending = self._first_ending(matcher, most, state)
+        return None if ending is None else len(ending.tokens)
 
     def permits(self, matcher: Follower, token: int, left: int, state: JsonState) -> bool:
-        """Whether an end is within `left` tokens after `token`, which the grammar allows.
+        """Return whether `token`, which the grammar allows, leaves an ending of up to `left` tokens.
 
-        If so, `take` must be called with it before the next call.
+        If so, `take` must be called with `token` before the next call.
         """
         if self._check_at is None:
             self._check_at = self._extent.next_check(left + 1, self._extent.extent.least)
         if left + 1 > self._check_at:
             return True
-        if self._way is None or len(self._way.tokens) > left + 1:
-            self._way = self._first_way(matcher, left + 1, state)
-            if self._way is None:
+        if self._ending is None or len(self._ending.tokens) > left + 1:
+            self._ending = self._first_ending(matcher, left + 1, state)
+            if self._ending is None:
                 self._check_at = left // 2 if self._may_be_missed and self._retries else -1
                 self._retries -= 1
                 return True
-        way = self._behind(matcher, self._way, token, left, state)
-        if way is None:
-            self._turned_down.add(token)
+        ending = self._behind(matcher, self._ending, token, left, state)
+        if ending is None:
+            self._rejected.add(token)
             return False
-        self._next = token, way
+        self._next = token, ending
         return True
 
     def left_to_choose(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
-        """Return the tokens to choose from after `token` was rejected; None for all others."""
-        if self._way is None or (len(self._turned_down) < TRIES and len(self._way.tokens) <= left):
+        """Return the tokens to choose from after `token` was rejected, or None for all other tokens."""
+        if self._ending is None or (len(self._rejected) < TRIES and len(self._ending.tokens) <= left):
             return None
-        if not self._way.tokens:
+        if not self._ending.tokens:
             return self._end_ids
-        text = b"" if self._has_tags(self._way) else self._way.text
-        found = {self._way.tokens[0]}
+        text = b"" if self._has_tags(self._ending) else self._ending.text
+        found = {self._ending.tokens[0]}
         for size in range(1, len(text)):
             ids = self._ends.spell(text[:size]) if size <= 1 or not text[:size].isspace() else []
             if len(ids) == 1 and self._ends.cost(text[size:]) <= left:
                 found.add(ids[0])
-            if size >= len(self._texts[self._way.tokens[0]]):
+            if size >= len(self._texts[self._ending.tokens[0]]):
                 break
-        return np.array(sorted(found - self._turned_down) or [self._way.tokens[0]], np.intp)
+        return np.array(sorted(found - self._rejected) or [self._ending.tokens[0]], np.intp)
 
     def take(self, token: int, left: int) -> None:
         known, self._next = self._next, None
-        self._turned_down.clear()
-        self._before = self._way or self._before
-        self._way = known[1] if known is not None and known[0] == token else None
-        if self._way is not None:
-            self._check_at = self._extent.next_check(left, len(self._way.tokens))
+        self._rejected.clear()
+        self._last_ending = self._ending or self._last_ending
+        self._ending = known[1] if known is not None and known[0] == token else None
+        if self._ending is not None:
+            self._check_at = self._extent.next_check(left, len(self._ending.tokens))
 
-    def _behind(self, matcher: Follower, known: _Way, token: int, left: int, state: JsonState) -> _Way | None:
+    def _behind(self, matcher: Follower, known: _Ending, token: int, left: int, state: JsonState) -> _Ending | None:
         if known.tokens[:1] == (token,):
             rest = known.tokens[1:]
-            return self._way_of(rest) if len(rest) <= left else None
+            return self._ending_of(rest) if len(rest) <= left else None
         text = self._texts[token]
         after = matcher.deep_copy()
         if not after.consume_token(token):
@@ -365,31 +364,31 @@ class TokenLimit:
         if text and known.text.startswith(text) and not self._has_tags(known):
             rest = tuple(self._ends.spell(known.text[len(text) :]))
             if len(rest) <= left and self._leads_to_end(after, rest):
-                return self._way_of(rest)
+                return self._ending_of(rest)
         return self._search(after, left, STEPS, state.behind(text))
 
-    def _has_tags(self, way: _Way) -> bool:
-        return any(tag in way.tokens for tag in self._tags)
+    def _has_tags(self, ending: _Ending) -> bool:
+        return any(tag in ending.tokens for tag in self._tags)
 
     def _leads_to_end(self, matcher: Follower, tokens: Sequence[int]) -> bool:
         after = matcher.deep_copy()
         return bool(after.try_consume_tokens(list(tokens)) == len(tokens) and after.is_accepting())
 
-    def _first_way(self, matcher: Follower, most: int, state: JsonState) -> _Way | None:
-        # A quick ending, or else one that is searched for.
+    def _first_ending(self, matcher: Follower, most: int, state: JsonState) -> _Ending | None:
+        # A quick search for any ending, and if it is too long, a search for one within `most` tokens.
         far = int(HOPELESS * most) + MARGIN
-        way = self._search(matcher, far, FIRST_STEPS, state)
-        if way is None or len(way.tokens) <= most:
-            return way
-        way = self._search(matcher, most, FIRST_STEPS, state)
+        ending = self._search(matcher, far, FIRST_STEPS, state)
+        if ending is None or len(ending.tokens) <= most:
+            return ending
+        ending = self._search(matcher, most, FIRST_STEPS, state)
         self._may_be_missed = False
-        return way
+        return ending
 
-    def _search(self, matcher: Follower, most: int, steps: int, state: JsonState) -> _Way | None:
+    def _search(self, matcher: Follower, most: int, steps: int, state: JsonState) -> _Ending | None:
         steps = min(steps, MAX_STEPS - self._spent)
         if most < 0 or steps <= 0:
             return None
-        before = self._way or self._before
+        before = self._ending or self._last_ending
         tokens, spent = self._ends.tokens(
             matcher,
             most,
@@ -405,7 +404,7 @@ class TokenLimit:
         )
         self._spent += spent
         self._may_be_missed = spent >= steps
-        return None if tokens is None else self._way_of(tokens)
+        return None if tokens is None else self._ending_of(tokens)
 
     @cached_property
     def _string_ends(self) -> list[bytes]:
@@ -413,12 +412,12 @@ class TokenLimit:
         ends = {text[at:].encode() for text in texts for at in range(len(text))}
         return sorted(ends, key=lambda end: (len(end), end))[:MAX_STRING_ENDS]
 
-    def _way_of(self, tokens: Sequence[int]) -> _Way:
-        return _Way(tuple(tokens), b"".join(self._texts[token] for token in tokens))
+    def _ending_of(self, tokens: Sequence[int]) -> _Ending:
+        return _Ending(tuple(tokens), b"".join(self._texts[token] for token in tokens))
 
 
 MAX_DIGITS = 16
-"""Maximum digits of a number: the precision of a double, and an end to repeated digits."""
+"""Maximum digits of a number: the precision of a double. Stops a model from repeating digits forever."""
 
 _NUMBER = frozenset(b"0123456789.eE+-")
 _DIGITS = frozenset(b"0123456789")
@@ -426,7 +425,7 @@ _NUMBER_GOES_ON = re.compile(rb"[0-9.eE+-]+")
 
 
 class JsonState(NamedTuple):
-    """Position in a JSON text. digits: of the current number."""
+    """Position in a JSON text. digits: number of digits of the current number so far."""
 
     in_string: bool = False
     escaped: bool = False
@@ -449,7 +448,8 @@ class JsonState(NamedTuple):
 
 
 def number_digits(tokenizer: Tokenizer) -> npt.NDArray[np.uint16]:
-    """Return, for each token (V,), the digits with which it continues a number."""
+    """Return the number of digits with which each token (V,) continues a number."""
+    # A final sign, point or exponent requires another digit, which is counted.
     found = np.zeros(tokenizer.vocab_size, np.uint16)
     for token in range(tokenizer.vocab_size):
         text = tokenizer.token_bytes(token)

@@ -1,1 +1,1 @@
-"""Scheduling: rows and blocks of the next step, without arrays."""
+"""Scheduling: choosing the rows and cache blocks of the next step. Touches no tensor data."""

@@ -1,13 +1,16 @@
 """Block pool of the KV cache: reference counts and prefix caching.
 
-A block is 128 positions of the cache in every layer. Its content depends only on the tokens up to its end, so it is
-identified by the hash of all earlier tokens (`parent_hash`) and its own tokens. Unreferenced blocks keep their content
-until they are evicted in LRU order; continued chats, shared system prompts and edited messages reuse common prefixes. A
-block records the conversations that computed or used it, and is dropped when all of them are evicted. Blocks of a
-pinned reading record it as well: they outlive their conversations, and are dropped with their last reading.
+A block holds 128 positions of the cache in every layer. Its content depends only on the tokens up to its end, so a
+block is identified by the hash of all earlier tokens (`parent_hash`) and its own tokens. Unreferenced blocks keep their
+content until they are evicted in LRU order, so continued chats, shared system prompts and edited messages reuse their
+common prefix.
 
-Formats under 8 bits also keep some blocks in a finer format, in windows: a sequence's first block and incomplete ones.
-There are fewer windows than blocks. Arrays are in kv_cache.py.
+A block records the conversations that computed or used it, and is dropped when all of them have been evicted. A
+"reading" is a named prompt prefix, usually of documents, with pinned blocks. These blocks record the reading as well as
+the conversations: they outlive the conversations, and are dropped when the last reading that contains them is removed.
+
+KV formats below 8 bits store the first block of a sequence and incomplete blocks in a more precise format as well. The
+space for such a copy is called a window; there are fewer windows than blocks. The arrays are in kv_cache.py.
 """
 
 from __future__ import annotations
@@ -27,20 +30,19 @@ BLOCK_TOKENS = 128
 HASH_BYTES = 16
 CONVERSATION_BYTES = 8
 
-# Conversation of requests that name none; only a full clear evicts it.
+# Stands for the conversation of requests that do not name one; evicted only when the whole cache is cleared.
 ANONYMOUS = bytes(CONVERSATION_BYTES)
 
-# Set in the first byte of a reading's digest, clear in a conversation's.
+# This bit is set in the first byte of a reading's digest, and clear in a conversation's.
 _READING_BIT = 0x80
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSalt:
-    """Start of a sequence's block hashes: `root`, joined by `private` from block `shared_blocks` on.
+    """Salt of a sequence's block hashes: `root`, and from block `shared_blocks` on also `private`, if not empty."""
 
-    Equal tokens are found again only behind equal salts. Several owners may share a root; what follows the shared
-    blocks is found by the owner of `private` only. Without `private`, all blocks follow `root`.
-    """
+    # Cached blocks are found only by prompts with equal salts. Owners that share a root share the first blocks, but
+    # only the owner of `private` finds those that follow.
 
     root: bytes
     private: bytes = b""
@@ -51,7 +53,7 @@ class CacheSalt:
         return self.private or self.root
 
     def parent_hash(self, index: int, previous: bytes) -> bytes:
-        """Return what block `index` is hashed after; `previous`: hash of the block before it, if any."""
+        """Return the parent hash of block `index`, where `previous` is the hash of the block before it, if any."""
         before = previous if index else self.root
         if self.private and index == self.shared_blocks:
             return hashlib.blake2b(before + self.private, digest_size=HASH_BYTES).digest()
@@ -59,7 +61,7 @@ class CacheSalt:
 
 
 class OutOfBlocksError(Exception):
-    """No block is free; handled by the scheduler."""
+    """No block is free. Handled by the scheduler."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +75,8 @@ class _Block:
 class BlockPool:
     """Blocks of one cache. Not thread-safe."""
 
-    # `windows` is None if the format has none. Unreferenced blocks are cached if registered, else blank.
+    # windows: number of windows, or None if the format needs none. An unreferenced block is cached if it is registered,
+    # and blank otherwise.
     def __init__(self, blocks: int, windows: int | None = None) -> None:
         self._blocks = [_Block() for _ in range(blocks)]
         self._blank = list(range(blocks - 1, -1, -1))
@@ -106,7 +109,7 @@ class BlockPool:
         return frozenset(self._blocks[block].conversations)
 
     def allocate(self) -> int:
-        """Return a blank block, referenced once. Raises OutOfBlocksError."""
+        """Return a blank block with one reference. Raises OutOfBlocksError."""
         if self._blank:
             block = self._blank.pop()
         elif self._unreferenced:
@@ -136,7 +139,7 @@ class BlockPool:
                 self._unreferenced[block] = None
 
     def register(self, block: int, parent_hash: bytes, tokens: Sequence[int], *conversations: bytes | None) -> None:
-        """Make a block's `tokens`, up to 128, findable after `parent_hash`; the first of equal blocks is kept."""
+        """Make a block of up to 128 `tokens` findable after `parent_hash`, unless an equal one is registered."""
         children = self._children.setdefault(parent_hash, {})
         entry, known = self._blocks[block], tuple(tokens)
         equal = children.get(known)
@@ -152,8 +155,8 @@ class BlockPool:
         return children.get(tuple(tokens)) if children else None
 
     def find_partial(self, parent_hash: bytes, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the block after `parent_hash` with the longest common prefix, and its length."""
-        # With windows, only blocks that have one can be used in part.
+        """Return the block after `parent_hash` that shares the most leading tokens, and their number, or (-1, 0)."""
+        # In formats with windows, a block can be used in part only if it has a window.
         best, most = -1, 0
         for held, block in self._children.get(parent_hash, {}).items():
             common = common_length(held, tokens)
@@ -162,7 +165,7 @@ class BlockPool:
         return best, most
 
     def chain(self, salt: CacheSalt, tokens: Sequence[int], *, with_rest: bool = False) -> list[int]:
-        """Return the known full blocks of `tokens`; `with_rest` adds the remainder's."""
+        """Return the cached full blocks of `tokens`; `with_rest` includes the last, partial one."""
         blocks, hash = list[int](), b""
         for at in range(0, len(tokens) - (0 if with_rest else BLOCK_TOKENS - 1), BLOCK_TOKENS):
             piece = tokens[at : at + BLOCK_TOKENS]
@@ -175,14 +178,14 @@ class BlockPool:
         return blocks
 
     def deprioritise(self, blocks: Sequence[int]) -> int:
-        """Move blocks to the front of the eviction order, the last one foremost; return their number."""
+        """Move unreferenced `blocks` to the front of the eviction order; return their number."""
         cached = [block for block in blocks if block in self._unreferenced]
-        for block in cached:
+        for block in cached:  # the last one will be the first to be evicted
             self._unreferenced.move_to_end(block, last=False)
         return len(cached)
 
     def claim(self, block: int, length: int) -> bool:
-        """Take an unreferenced block of `length` tokens for appending; register it again afterwards."""
+        """Acquire an unreferenced block of `length` tokens for appending; the caller registers it again."""
         entry = self._blocks[block]
         if entry.references or len(entry.tokens) != length:
             return False
@@ -203,7 +206,7 @@ class BlockPool:
             self._evict(block)
 
     def evict(self, conversation: bytes) -> None:
-        """Remove a conversation or reading, and the blocks that only it kept."""
+        """Remove a conversation or reading and the blocks that no other one keeps."""
         for block, entry in enumerate(self._blocks):
             if conversation in entry.conversations:
                 entry.conversations.discard(conversation)
@@ -226,7 +229,7 @@ class BlockPool:
         return MappingProxyType(self._windows)
 
     def open_window(self, block: int) -> None:
-        """Assign a window, evicting an unreferenced block if needed. Raises OutOfBlocksError."""
+        """Assign a window to a block, evicting an unreferenced block if needed. Raises OutOfBlocksError."""
         if not self._has_windows or block in self._windows:
             return
         if not self._free_windows and not self.evict_one(self._windows.__contains__):
@@ -234,7 +237,7 @@ class BlockPool:
         self._windows[block] = self._free_windows.pop()
 
     def open_windows(self, blocks: Sequence[int], start: int, rows: int) -> None:
-        """Open windows for the first block and those a step writes, no others."""
+        """Assign windows to the first block and those that a step writes; free all others."""
         if not self._has_windows:
             return
         first, last = start // BLOCK_TOKENS, (start + rows - 1) // BLOCK_TOKENS
@@ -244,7 +247,7 @@ class BlockPool:
             self.open_window(blocks[number])
 
     def close_windows(self, blocks: Sequence[int], start: int, count: int) -> None:
-        """Close windows of filled blocks except the first."""
+        """Free the windows of full blocks, except the first block's."""
         if self._has_windows:
             for block in blocks[max(start // BLOCK_TOKENS, 1) : (start + count) // BLOCK_TOKENS]:
                 self._free_window(block)
@@ -279,9 +282,9 @@ NO_SALT = CacheSalt(b"")
 
 
 def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSalt:
-    """Return the salt of an owner's prompts, which start with what `scope` shares; `adapter`: digest, or empty."""
-    # Owners only find their own content, so timing reveals nothing about others. The length keeps an owner's name from
-    # continuing as the digest of an adapter.
+    """Return the salt of an owner's prompts that start with a prefix shared in `scope`; `adapter`: digest or empty."""
+    # Owners find only their own content, so the response time reveals nothing about others. The length byte separates
+    # the adapter's digest from the owner's name.
     adapter = bytes([len(adapter)]) + adapter
     own = hashlib.blake2b(adapter + owner.encode(), digest_size=HASH_BYTES).digest()
     if scope is None:
@@ -291,31 +294,31 @@ def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSal
 
 
 def block_hash(parent_hash: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash all tokens up to these."""
+    """Hash a block's tokens and, through `parent_hash`, all earlier ones."""
     return hashlib.blake2b(parent_hash + array("i", tokens).tobytes(), digest_size=HASH_BYTES).digest()
 
 
 def conversation_digest(owner: str, conversation: str | None) -> bytes:
-    """Return a conversation's digest; None: unnamed ones."""
+    """Return the digest of a conversation, or ANONYMOUS."""
     if conversation is None:
         return ANONYMOUS
     return _name_digest(f"{len(owner)} {owner} {conversation}", 0)
 
 
 def reading_digest(owner: str, scope: str | None, reading: str) -> bytes:
-    """Return the digest of a pinned reading, whose name is unique within its scope, or owner if there is none."""
+    """Return the digest of a reading. Its name is unique within the scope or, without one, the owner."""
     place = f"o {len(owner)} {owner}" if scope is None else f"s {len(scope)} {scope}"
     return _name_digest(f"{place} {reading}", _READING_BIT)
 
 
 def outlives(left: Collection[bytes], evicted: bytes) -> bool:
-    """Return whether a block stays without `evicted`, given the conversations and readings that are left."""
-    # A forgotten reading takes its blocks along, whichever conversations used them.
+    """Return whether a block is kept after `evicted` is removed; `left`: its other conversations and readings."""
+    # Removing a reading also drops the blocks that conversations used, but not those of other readings.
     return any(map(is_reading, left)) if is_reading(evicted) else bool(left)
 
 
 def is_reading(digest: bytes) -> bool:
-    """Return whether a digest is that of a reading, not of a conversation."""
+    """Return whether a digest is that of a reading."""
     return bool(digest[0] & _READING_BIT)
 
 

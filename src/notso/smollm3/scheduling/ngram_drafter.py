@@ -1,15 +1,16 @@
-"""Speculative decoding without a draft model: n-gram lookup in prompt and answer.
+"""Speculative decoding without a draft model: n-gram lookup in the prompt and the answer.
 
-Drafts are computed together with the required token; every position is sampled as without drafts, and agreeing ones are
-kept (sample-then-compare), so that drafts affect speed but never the text.
+Draft tokens are computed in the same step as the next token of the answer. Every position is sampled as it would be
+without drafts, and drafts that equal the sampled tokens are accepted, so drafts affect the speed but never the text.
 
-The draft length maximizes expected tokens per time, from the acceptance rate by match length, tracked per answer, and
-the cost of additional rows. Even the token after the last occurrence of a single one is right often enough to pay for
-its row. After three drafts of longer matches that fail at once the drafter pauses, each time for longer.
+The drafter chooses the draft length with the highest expected number of tokens per second. It estimates the acceptance
+rate, per answer and by length of the match, and the cost of additional rows. Even after a match of a single token, the
+draft is right often enough to pay for its row. When three drafts in a row that continue longer matches are rejected
+at their first token, the drafter pauses, each time for longer.
 
-The measured step latency by number of rows prices draft tokens. A step reads every weight once, so the first additional
-rows are nearly free; how many depends on kernels and machine. Planning figures apply until steps are measured, and
-dampen outliers afterwards.
+The cost of draft tokens is derived from measured step latencies by number of rows. A step reads every weight once, so
+the first additional rows are nearly free; how many depends on the kernels and the machine. Planned costs are used until
+steps have been measured, and dampen outliers afterwards.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from itertools import pairwise
 
 from notso.smollm3.scheduling.sequence import MAX_SAMPLED
 
-# Relative cost by rows; linear in between, and beyond 16 as from 8 to 16.
+# Planned cost of a step relative to one row, by number of rows. Interpolated linearly; beyond 16 rows, extrapolated
+# with the slope from 8 to 16.
 PLANNED = {1: 1.0, 4: 1.1, 8: 1.3, 16: 1.8}
 
-PLANNED_WEIGHT = 3.0  # weight of the planning figure, in timings
-LONGEST_MEMORY = 30.0  # timings before older ones fade
+PLANNED_WEIGHT = 3.0  # the planned cost counts as much as this many timings
+LONGEST_MEMORY = 30.0  # number of timings after which the average becomes exponential and older ones fade
 OUTLIER = 2.0  # cap on a timing relative to the expected one
 
 
 class StepLatency:
-    """Learned seconds by rows. Not thread-safe."""
+    """Measured step latency by number of rows. Not thread-safe."""
 
     def __init__(self) -> None:
         self._weight = [0.0] * (MAX_SAMPLED + 1)
         self._seconds = [0.0] * (MAX_SAMPLED + 1)
-        self._unit = 0.0  # average seconds of a one-row step
-        self._units = 0.0
+        self._unit = 0.0  # average seconds of a step, divided by its planned cost
+        self._units = 0.0  # number of timings in this average, capped
 
     def observe(self, rows: int, seconds: float) -> None:
         if not 1 <= rows <= MAX_SAMPLED or seconds <= 0.0:
@@ -50,12 +52,12 @@ class StepLatency:
         self._units = min(units + 1, LONGEST_MEMORY)
 
     def seconds(self, rows: int) -> float:
-        """Expected seconds of up to 64 rows, or 0."""
+        """Return the expected seconds of a step with up to 64 rows, or 0 if unknown."""
         expected, weight = self._unit * planned(rows), self._weight[rows]
         return (PLANNED_WEIGHT * expected + weight * self._seconds[rows]) / (PLANNED_WEIGHT + weight)
 
     def ratio(self, rows: int, more: int) -> float:
-        # Beyond 64 rows, cost is proportional.
+        # Beyond 64 rows, the cost is taken to be proportional to the rows.
         if rows + more > MAX_SAMPLED:
             return (rows + more) / rows
         if not self._units:
@@ -77,30 +79,31 @@ def _interpolated(rows: int) -> float:
 
 _PLANNED_ROWS = [_interpolated(rows) for rows in range(MAX_SAMPLED + 1)]
 
-COMPARED_MATCH = 3  # from here on the longest of several matches counts; of shorter ones, the latest
-LONGEST_MATCH = 32  # longer matches are no more reliable
+COMPARED_MATCH = 3  # matches from this length on are compared, and the longest is used; of shorter ones, the latest is
+LONGEST_MATCH = 32  # longer matches are not more reliable
 CANDIDATES = 6  # occurrences examined, latest first
-MOST_DRAFTS = 15  # with the required token, one tile of 16 rows
+MOST_DRAFTS = 15  # with the answer's next token, they fill one tile of 16 rows
 
-# Match lengths that delimit the classes.
+# Shortest match of each class of match lengths.
 MATCH_CLASSES = (1, 2, 3, 4, 6, 9, 14, 22, 32)
 # Prior acceptance rate per class, measured on the tasks of benchmarks/speculation.py.
 EXPECTED_RIGHT = (0.15, 0.30, 0.45, 0.40, 0.55, 0.70, 0.82, 0.90, 0.95)
-EXPECTED_WEIGHT = 4.0  # weight of the prior, in tokens
-MEMORY = 0.94  # decay per judged token
-# Drift back to the prior whenever no draft seemed worthwhile; without it drafting would never resume.
+EXPECTED_WEIGHT = 4.0  # the prior counts as much as this many draft tokens
+MEMORY = 0.94  # decay of the counts with each draft token that was compared
+# Step of the acceptance rate toward the prior whenever a draft is not worthwhile; without it, drafting would never
+# resume.
 RECOVERY = 0.02
 
-WORTH_IT = 1.04  # minimum gain that justifies rows
-EMPTY_ROUNDS = 3
-FIRST_SILENCE, LONGEST_SILENCE = 8, 128  # tokens
+WORTH_IT = 1.04  # minimum gain in expected tokens per second for which drafts are made
+EMPTY_ROUNDS = 3  # drafts rejected in a row before a pause
+FIRST_SILENCE, LONGEST_SILENCE = 8, 128  # length of a pause, in tokens
 
-_BITS = 21  # bits per token id in the key of three
+_BITS = 21  # bits per token id; a key consists of three ids
 _TOKEN, _PAIR = (1 << _BITS) - 1, (1 << 2 * _BITS) - 1
 
 
 class NgramDrafter:
-    """Drafts for one answer, at a microsecond or two per token; tokens in `never` end a draft."""
+    """Proposes drafts for one answer, in a microsecond or two per token. Tokens in `never` end a draft."""
 
     def __init__(
         self,
@@ -114,14 +117,16 @@ class NgramDrafter:
         self._never = never
         self._latency = latency or StepLatency()
         self._ids = array("i")
-        self._last: dict[int, int] = {}  # three tokens -> position after their latest occurrence
-        self._last_pair: dict[int, int] = {}  # the same for two tokens, and for one
+        # Position after the latest occurrence of three tokens, of two, and of one.
+        self._last: dict[int, int] = {}
+        self._last_pair: dict[int, int] = {}
         self._last_token: dict[int, int] = {}
-        self._before = array("i")  # position -> position after the previous occurrence; 0: none
+        # By position: position after the previous occurrence of the three tokens before it; 0 if there is none.
+        self._before = array("i")
         self._key = 0
         self._right = [EXPECTED_WEIGHT * p for p in EXPECTED_RIGHT]
         self._tried = [EXPECTED_WEIGHT] * len(EXPECTED_RIGHT)
-        self._class = 0  # of the last proposal's match
+        self._class = 0  # match-length class of the last proposal
         self._empty_rounds = 0
         self._silence = FIRST_SILENCE
         self._silent_until = 0
@@ -149,7 +154,8 @@ class NgramDrafter:
         self._key = key
 
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
-        """Return up to `limit` drafts if worthwhile; report their outcome to `accept`. `rows`: the step's others."""
+        """Return up to `limit` drafts, or none if not worthwhile; `rows`: rows of the step without them."""
+        # The caller reports the outcome to `accept`.
         limit = min(limit, self._most)
         if limit < 1:
             return []
@@ -175,7 +181,7 @@ class NgramDrafter:
             self._empty_rounds, self._silence = 0, FIRST_SILENCE
             return
         if MATCH_CLASSES[self._class] < COMPARED_MATCH:
-            return  # mostly wrong, and priced as such
+            return  # drafts of short matches are mostly wrong, and their acceptance rate accounts for it
         self._empty_rounds += 1
         if self._empty_rounds >= EMPTY_ROUNDS:
             self._empty_rounds = EMPTY_ROUNDS - 1  # one more failure after the pause starts the next
@@ -183,7 +189,7 @@ class NgramDrafter:
             self._silence = min(2 * self._silence, LONGEST_SILENCE)
 
     def _longest_match(self) -> tuple[int, int]:
-        # End and length of the suffix's longest earlier occurrence.
+        # Returns the end and the length of the longest earlier occurrence of the last tokens.
         ids, end = self._ids, len(self._ids)
         place, best, longest = self._last.get(self._key, 0) if end >= COMPARED_MATCH else 0, 0, 0
         if not place and end >= 2 and (pair := self._last_pair.get(self._key & _PAIR, 0)):
@@ -217,7 +223,7 @@ class NgramDrafter:
     def _continuation(self, place: int, length: int) -> list[int]:
         drafts: list[int] = []
         end = len(self._ids)
-        # Beyond the end, the draft continues from itself, which handles periodic text.
+        # Past the end of the text, the draft continues with its own tokens, as periodic text does.
         for at in range(place, place + length):
             token = self._ids[at] if at < end else drafts[at - end]
             if token in self._never:

@@ -1,12 +1,14 @@
 """Continuous-batching scheduler: many sequences, one model, a fixed number of cache blocks.
 
-A pure state machine: `schedule` plans the tokens of the next step, `advance` reports its outcome. Decoding sequences
-get a token in every step and the rest is prefill, so that long prompts do not stall running chats. When blocks run out,
-the latest sequence of the lowest priority is preempted; its computed prefix stays cached while there is room.
+The scheduler is a pure state machine: `schedule` plans the tokens of the next step, and `advance` records its outcome.
+Every step contains one token of each decoding sequence; the remaining rows are prefill, so long prompts do not stall
+running chats. When blocks run out, the last sequence in order is preempted. Its computed prefix stays cached while
+there is room.
 
-Order: priority, then number of earlier sequences of the same owner, then arrival. An owner with nothing running
-precedes other owners' second sequences, which are preempted if necessary. Starved sequences come first. The first in
-order thus always progresses, and none waits forever.
+Sequences are ordered by priority, then by the number of sequences of the same owner ahead of them, then by arrival. The
+first sequence of each owner thus precedes all second sequences, which are preempted if necessary. A sequence that has
+been overtaken too often precedes all others. The first sequence in this order always makes progress, so none waits
+forever.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from notso.smollm3.common_prefix import common_length
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, CacheSalt, OutOfBlocksError, block_hash
 from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad, Chunk, Plan, Sequence
 
-# Up to this many pending tokens a sequence counts as decoding.
+# A sequence with at most this many pending tokens counts as decoding.
 FEW_ROWS = 8
 
-# Later arrivals admitted before a waiting sequence takes precedence regardless of priority.
+# A waiting sequence precedes all priorities once more than this many later arrivals have been admitted first.
 MAX_STARVATION = 16
 
-# Blocks loaded from disk between two steps, bounded so that running chats do not stall.
+# Maximum blocks loaded from disk between two steps, so that running chats do not stall.
 LOADS_PER_STEP = 8
 
 
 class Offload(Protocol):
-    """Blocks outside memory."""
+    """Blocks stored outside the cache, such as on disk."""
 
     def has(self, hash: bytes) -> bool: ...
 
@@ -41,7 +43,7 @@ class Offload(Protocol):
 
 
 class Scheduler:
-    """Not thread-safe. `waiting` and `running` are unordered; see `queue`."""
+    """Plans the steps of all sequences. Not thread-safe. `waiting` and `running` are unordered."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class Scheduler:
         self._free_indices = list(range(max_num_seqs - 1, -1, -1))
         self._offload = offload
         self._arrivals = 0
-        # Prefilled rows per owner with pending prompts; a new owner starts with the minimum.
+        # Rows prefilled so far, for each owner with pending prompts; a new owner starts at the others' minimum.
         self._prefilled: dict[str, int] = {}
 
     @property
@@ -67,7 +69,7 @@ class Scheduler:
         return _in_turn(self.waiting, Counter(each.owner for each in self.running))
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence, which must fit into the cache as a whole."""
+        """Queue a sequence, which must fit in the cache."""
         sequence.arrival = self._arrivals
         self._arrivals += 1
         self.waiting.append(sequence)
@@ -80,8 +82,8 @@ class Scheduler:
             self._leave(sequence)
 
     def schedule(self, prompt_tokens: int, max_rows: int) -> Plan:
-        """Plan a step of `max_rows` at most: decoding sequences, and up to `prompt_tokens` of prompts."""
-        # The plan is only empty if nothing waits or runs, or if blocks were taken by other users of the pool.
+        """Plan a step of up to `max_rows` rows: decoding sequences, then up to `prompt_tokens` prompt tokens."""
+        # The plan is empty only if no sequence waits or runs, or if other users of the pool hold the blocks.
         plan = Plan()
         self._admit(plan)
         for sequence in _in_turn(self.running):
@@ -102,10 +104,9 @@ class Scheduler:
         return plan
 
     def advance(self, chunk: Chunk, accepted: int = 0) -> None:
-        """Record a computed chunk; right drafts are already in `tokens`."""
+        """Record a computed chunk, after its `accepted` drafts were appended to the sequence's tokens."""
         sequence = chunk.sequence
-        # Removed sequences are ignored.
-        if sequence.batch_index is None:
+        if sequence.batch_index is None:  # removed or preempted
             return
         sequence.started = True
         self.pool.close_windows(sequence.blocks, chunk.start, chunk.count)
@@ -118,7 +119,7 @@ class Scheduler:
             sequence.hashes.append(block_hash(parent_hash, tokens))
 
     def load_failed(self, load: BlockLoad) -> None:
-        """Recompute from this block on; the sequence's chunks are void."""
+        """Drop this and later blocks of the sequence for recomputation; its planned chunks become invalid."""
         sequence = load.sequence
         if sequence.batch_index is None or load.block not in sequence.blocks:
             return
@@ -136,7 +137,7 @@ class Scheduler:
         self._register(sequence, index, sequence.parent_hash(index), sequence.tokens[at : at + BLOCK_TOKENS])
 
     def evict(self, conversation: bytes) -> None:
-        """Evict the exclusive blocks of a conversation or reading."""
+        """Evict a conversation or reading and the blocks that no other one keeps."""
         for sequence in (*self.waiting, *self.running):
             if conversation in (sequence.conversation, sequence.reading):
                 sequence.conversation, sequence.reading, sequence.is_evicted = None, None, True
@@ -174,8 +175,7 @@ class Scheduler:
             self._match(sequence, plan)
 
     def _prefills(self) -> list[Sequence]:
-        # The owner with the fewest prefilled rows comes first, so that a long prompt takes every other step beside
-        # another owner's.
+        # The owner with the fewest prefilled rows comes first, so that the long prompts of two owners take turns.
         found = [each for each in _in_turn(self.running) if _is_prefill(each)]
         going_on = {each.owner: self._prefilled[each.owner] for each in found if each.owner in self._prefilled}
         least = min(going_on.values(), default=0)
@@ -183,7 +183,8 @@ class Scheduler:
         return sorted(found, key=lambda each: (_urgency(each), self._prefilled[each.owner]))
 
     def _gives_way_to(self, sequence: Sequence) -> Sequence | None:
-        # For an owner with nothing running: the last sequence of the owner with the most, at least two.
+        # If the owner has nothing running: returns the last sequence of the owner with the most running sequences,
+        # provided that this owner has at least two.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
@@ -191,8 +192,8 @@ class Scheduler:
         return max(others, key=lambda each: (running[each.owner], _order(each)), default=None)
 
     def _fits(self, sequence: Sequence) -> bool:
-        # Each running sequence may soon need another block. A single sequence always fits, unless blocks are used
-        # elsewhere.
+        # Each running sequence may soon need another block. A single sequence always fits, unless other users of the
+        # pool hold blocks.
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS)
         return needed + len(self.running) <= self.pool.available
 
@@ -214,7 +215,7 @@ class Scheduler:
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not sequence]
         for load in [load for load in plan.loads if load.sequence is sequence]:
             plan.moves.remove(load)
-            self.load_failed(load)  # nothing has been read into it yet
+            self.load_failed(load)  # the block has not been read yet
         self._leave(sequence)
         sequence.returned = sequence.started
         sequence.cached = sequence.cached if sequence.started else 0
@@ -223,7 +224,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _scored_rows(self, plan: Plan) -> int:
-        # Every sequence not yet planned may need a row with logits.
+        # Keeps one row with logits for each sequence that is not yet planned.
         others = len(self.running) - len(plan.chunks) - 1
         return max(1, MAX_SAMPLED - plan.sampled_rows - others)
 
@@ -252,7 +253,7 @@ class Scheduler:
         sequence.computed = index * BLOCK_TOKENS
 
     def _make_room(self, sequence: Sequence, length: int, plan: Plan) -> bool:
-        # Preempts sequences further back in order; False if this one was preempted.
+        # Preempts the last sequences in order if necessary. Returns False if this sequence was preempted itself.
         while len(sequence.blocks) * BLOCK_TOKENS < length:
             block = self._allocate(sequence, plan)
             if block is None:
@@ -274,8 +275,9 @@ class Scheduler:
                     return None
 
     def _match(self, sequence: Sequence, plan: Plan) -> bool:
-        # Scored prompts are computed completely; of others at least the last token, for its logits.
-        # Returns True if the sequence waits for disk or was preempted.
+        # Assigns cached blocks to the sequence. Scored prompts are computed completely. Of other prompts, at least the
+        # last token is computed, because its logits are needed. Returns True if the sequence has to wait for another
+        # step to load blocks from disk, or was preempted.
         if sequence.is_scoring or sequence.unscored:
             return False
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
@@ -299,7 +301,8 @@ class Scheduler:
         return False
 
     def _match_partial(self, sequence: Sequence, plan: Plan) -> None:
-        # A partial block is appended in place if unused elsewhere, otherwise copied.
+        # A block that matches in its first tokens is extended in place if all of its tokens match and it is not in use;
+        # otherwise it is copied.
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
         source, common = self.pool.find_partial(sequence.next_parent, piece)
         kept = self._offload.partial(sequence.next_parent) if self._offload is not None else []
@@ -324,12 +327,12 @@ class Scheduler:
         if self._offload is not None and self._offload.needs_window(
             is_first=not load.sequence.blocks, is_partial=load.is_partial
         ):
-            with suppress(OutOfBlocksError):  # without a window the load fails, which is handled then
+            with suppress(OutOfBlocksError):  # without a window, the load fails and is reported to `load_failed`
                 self.pool.open_window(load.block)
         plan.moves.append(load)
 
     def _plan_copy(self, source: int, plan: Plan) -> int | None:
-        self.pool.touch(source)  # must not be reallocated for the copy
+        self.pool.touch(source)  # so that `allocate` does not evict it
         target = None
         try:
             target = self.pool.allocate()
@@ -367,27 +370,28 @@ def _order(sequence: Sequence) -> tuple[int, int]:
     return (_urgency(sequence), sequence.arrival)
 
 
-TILE_ROWS = 16
-LEAST_TOKENS = 9  # fewer would count as decoding (scheduler.FEW_ROWS)
+TILE_ROWS = 16  # kernels process rows in tiles, so the duration of a step is measured by number of tiles
+LEAST_TOKENS = 9  # a sequence with fewer pending tokens counts as decoding (FEW_ROWS)
 
-# Steps after which a timing is stale.
+# A timing is dropped after this many steps.
 REMEMBERED_STEPS = 64
 
 OUTLIER = 2.0  # cap on a timing relative to the previous one
 
 
 class PrefillBudget:
-    """Prefill budget of one engine."""
+    """Chooses the number of prompt tokens in a step so that the step takes at most `step_s` seconds."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
-        self._seconds: dict[int, float] = {}  # by tiles: an exponential average with factor 1/2
-        self._timed: dict[int, int] = {}  # step number of the last timing
+        self._seconds: dict[int, float] = {}  # by number of tiles: exponential moving average with factor 1/2
+        self._timed: dict[int, int] = {}  # by number of tiles: step number of the last timing
         self._steps = 0
 
     def tokens(self, decoding: int, most: int, decode_s: float, token_s: float) -> int:
-        """Choose the next step's prompt tokens, up to `most`."""
-        # decode_s: duration of a decode-only step; token_s: time per token of pure prefill; 0 if not yet measured.
+        """Choose the next step's number of prompt tokens, from 1 to `most`."""
+        # decode_s: duration of a step that only decodes. token_s: time per token of a step that only prefills. Both
+        # are 0 until measured.
         tiles = -(-(decoding + LEAST_TOKENS) // TILE_ROWS)
         while tiles * TILE_ROWS - decoding < most and self._expected(tiles + 1, decode_s, token_s) <= self._step_s:
             tiles += 1
@@ -405,7 +409,7 @@ class PrefillBudget:
 
     def _expected(self, tiles: int, decode_s: float, token_s: float) -> float:
         known = max((other for other in self._seconds if other <= tiles), default=0)
-        if known:  # each additional tile is assumed to cost as much as the measured ones
+        if known:  # an additional tile is assumed to cost as much as a measured one, on average
             seconds = self._seconds[known]
             return seconds + (tiles - known) * max(0.0, seconds - decode_s) / known
         return decode_s + tiles * TILE_ROWS * token_s if decode_s and token_s else float("inf")

@@ -1,4 +1,4 @@
-"""Sequences of tokens and their blocks, as seen by the scheduler, and the plan of a step, which the engine executes."""
+"""Sequences of tokens with their cache blocks, and the plan of a step, which the scheduler makes for the engine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ PRIORITIES = {"interactive": 0, "api": 1, "background": 2}
 
 @dataclass(eq=False)
 class Sequence:
-    """Tokens, the first `computed` of them in `blocks`."""
+    """Tokens of a request. The keys and values of the first `computed` tokens are in `blocks`."""
 
-    # hashes[i] covers all tokens up to the end of full block i, and the salts. `conversation` is recorded at every
-    # block (None: not recorded), `reading` at those of the fixed prefix. `batch_index`: row in the block tables while
-    # running. `owner`: unit of fair scheduling. `adapter` is opaque here. `scored`: the whole prompt is computed, with
-    # logits of the tokens from `scored_from`.
+    # hashes[i]: hash of the salt and all tokens up to the end of full block i.
+    # conversation: digest that every registered block records; None: not recorded.
+    # reading: digest of the pinned prefix, which the blocks of this prefix record (see block_pool).
+    # batch_index: row in the block tables while running.
+    # owner: owners get equal shares of the engine.
+    # adapter: opaque to the scheduler.
+    # scored: compute the whole prompt without cached blocks, with logits at all positions from `scored_from` on.
     prompt: Tokens[int]
     salt: CacheSalt = NO_SALT
     priority: int = 0
@@ -34,12 +37,12 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     batch_index: int | None = None
-    drafts: list[int] = field(default_factory=list)  # to be verified in the next step
-    starvation_count: int = 0  # later arrivals admitted earlier
-    cached: int = 0  # prompt tokens that were not computed
-    started: bool = False  # something was computed
-    returned: bool = False  # preempted since, so cached tokens may be its own
-    is_evicted: bool = False  # its conversation was evicted: further blocks are not registered
+    drafts: list[int] = field(default_factory=list)  # draft tokens to verify in the next step
+    starvation_count: int = 0  # number of later arrivals that were admitted first
+    cached: int = 0  # prompt tokens found in the cache
+    started: bool = False  # a chunk has been computed
+    returned: bool = False  # preempted after it started, so cached blocks may be ones that it computed itself
+    is_evicted: bool = False  # the conversation or reading was evicted, so no further blocks are registered
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -59,11 +62,11 @@ class Sequence:
 
     @property
     def unscored(self) -> int:
-        """Tokens before those that need logits; 0 if none do."""
+        """Number of tokens left before `scored_from`, or 0 if not scored."""
         return max(self.scored_from - self.computed, 0) if self.scored else 0
 
     def kept_by(self, index: int) -> tuple[bytes | None, ...]:
-        """Return the conversation, and any reading, that block `index` is recorded for."""
+        """Return the conversation and reading that block `index` records."""
         return self.conversation, self.reading if index < self.salt.shared_blocks else None
 
     def parent_hash(self, index: int) -> bytes:
@@ -71,27 +74,29 @@ class Sequence:
 
     @property
     def next_parent(self) -> bytes:
-        """What the first block without a hash is hashed after."""
+        """Parent hash of the first block without a hash."""
         return self.parent_hash(len(self.hashes))
 
 
-# Rows per step, which bounds its memory and the delay of a stop; results do not depend on it.
+# Maximum rows per step. Bounds the memory of a step and the delay until a stop takes effect; results do not depend on
+# it.
 MAX_ROWS = 512
 
-# Rows with logits per step, half a megabyte each with 128,256 tokens: one per sequence, and drafts if there are few.
+# Maximum rows with logits per step (half a megabyte each for a vocabulary of 128,256): one for each sequence, and draft
+# tokens in the remaining rows.
 MAX_SAMPLED = 64
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Tokens [start, start + count), then drafts."""
+    """Rows of one sequence in a step: its tokens [start, start + count), then its drafts."""
 
     sequence: Sequence
     start: int
     count: int
     drafts: list[int]
-    samples: bool  # logits of the last token and the drafts are needed
-    scores: bool = False  # logits of all other tokens are needed, too
+    samples: bool  # the logits of the last token and of the drafts are needed
+    scores: bool = False  # the logits of all other tokens are needed, too
 
     @property
     def rows(self) -> int:
@@ -110,9 +115,9 @@ class Chunk:
 
 @dataclass(slots=True)
 class BlockLoad:
-    """Load of block `hash`, or the partial block after it."""
+    """Load of block `hash` from disk or, if `is_partial`, of the partial block after it."""
 
-    # Answered by `Scheduler.loaded` or `Scheduler.load_failed`.
+    # The engine reports the outcome to `Scheduler.loaded` or `Scheduler.load_failed`.
     sequence: Sequence
     block: int
     hash: bytes
@@ -121,7 +126,7 @@ class BlockLoad:
 
 @dataclass(slots=True)
 class BlockCopy:
-    """Copy of a block and its window."""
+    """Copy of a block and, if present, its window (see block_pool)."""
 
     source: int
     target: int
@@ -134,10 +139,10 @@ BlockMove: TypeAlias = BlockLoad | BlockCopy
 
 @dataclass(slots=True)
 class Plan:
-    """A step: first `moves`, then `chunks`."""
+    """Plan of a step: execute `moves`, then compute `chunks`."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    # Moves run in order: a source may be reused further down the list.
+    # Moves are executed in order: a later move may overwrite the source of an earlier one.
     moves: list[BlockMove] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Conversations as programs write them."""
+"""Conversion of conversations from the forms in which Python callers write them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from notso.smollm3.values.sampling_params import SamplingParams
 
 # One turn, as a Message or in OpenAI's form.
 Turn: TypeAlias = Message | Mapping[str, Any]
-# A text is one user message.
+# A string is one user message.
 ChatInput: TypeAlias = str | Turn | Sequence[Turn]
 
 
 def conversation(asked: ChatInput, *more: Turn) -> list[Message]:
-    """Return messages.
+    """Convert to messages.
 
-    Mappings are read in OpenAI's form: `role`, `content` (text, text parts or None), `reasoning_content`, `tool_calls`,
-    `tool_call_id`; "developer" is "system", other keys are ignored. Raises InvalidRequestError naming the message.
+    Mappings have OpenAI's form: `role`, `content` (text, text parts or None), `reasoning_content`, `tool_calls`,
+    `tool_call_id`. The role "developer" means "system"; other keys are ignored. Raises InvalidRequestError, which names
+    the message.
     """
     if isinstance(asked, str):
         asked = Message("user", asked)

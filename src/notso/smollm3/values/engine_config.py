@@ -21,7 +21,7 @@ PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 MAX_THREADS = 1024
 MAX_NUM_SEQS = 64  # upper limit of concurrent sequences
 
-DEFAULT_CACHE_BYTES = 4 * 10**9  # cached conversations on disk: some 100,000 tokens of the 3B
+DEFAULT_CACHE_BYTES = 4 * 10**9  # cached conversations on disk: some 100,000 tokens of the 3B model
 DOCUMENT_TOKENS = 65_536  # the model's trained context
 DEFAULT_LIBRARY_BYTES = 20 * 10**9  # pinned readings on disk
 
@@ -32,21 +32,26 @@ DEVICES = "auto, cpu, cuda or cuda:N"  # shown in error messages
 class EngineConfig:
     """Settings of a loaded model; JSON-compatible.
 
-    model: GGUF file; None: the bundled demo model. context_tokens: capacity of prompt and answer, at most the model's
-    maximum (YaRN doubles the trained context); None: up to 8,192 as memory allows. document_tokens: with a context of
-    None, capacity for prompts with a fixed prefix, such as documents, as far as the trained context and half of the
-    remaining memory allow; it is reserved, and takes memory only when used. threads: None: one per physical core.
-    weights: "mmap" uses the mapped file; "packed" (formerly "hugepages") copies to 2 MiB pages in the background,
-    packed where the kernels support it; "auto" copies where it pays and is possible, and packs where nothing gets
-    slower. kv: KV format; "auto" chooses by
-    context and memory. max_num_seqs: concurrent sequences; None: up to 16 as memory allows. speculation: draft tokens
-    where they pay; results are unchanged. cache_dir: private folder for up to `cache_bytes` of KV blocks,
-    so that conversations survive restarts; None: no disk cache. library_bytes: size of the pinned readings in that
-    folder, besides `cache_bytes`. device: "cpu"; "cuda" or "cuda:1", refused if
-    unusable; "auto": the first GPU, or the CPU if none can run the model; results are the same. adapters: LoRA
-    adapters, each NAME=FILE or NAME=FILE:SCALE. chat_template_file: Jinja template used instead of the model file's.
-    beside_bytes: planned size of other engines in this process, beside which nothing is reduced to fit; None: there
-    are none.
+    model: GGUF file. None: the bundled demo model.
+    context_tokens: capacity for a prompt and its answer, at most the model's maximum (YaRN doubles the trained
+        context). None: up to 8,192, as memory allows.
+    document_tokens: if context_tokens is None, capacity for prompts with a fixed prefix, such as documents; at most the
+        trained context and as much as fits in half of the remaining memory. Uses memory only when needed.
+    threads: None: one per physical core.
+    weights: "mmap" uses the memory-mapped file. "packed" (formerly "hugepages") copies weights to 2 MiB pages in the
+        background, in a packed layout where kernels support it. "auto" copies them where this is possible and
+        worthwhile, and packs them where no operation gets slower.
+    kv: format of the KV cache. "auto" chooses by context and memory.
+    max_num_seqs: concurrent sequences. None: up to 16, as memory allows.
+    speculation: use draft tokens where worthwhile; results are unchanged.
+    cache_dir: private folder for up to `cache_bytes` of KV blocks, so that conversations survive restarts. None: no
+        disk cache.
+    library_bytes: size limit of pinned readings (see FixedPrefix) in that folder, besides `cache_bytes`.
+    device: "cpu"; "cuda" or "cuda:1", an error if unusable; "auto": the first GPU, or the CPU if no GPU can run the
+        model. Results are the same.
+    adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
+    chat_template_file: Jinja template used instead of the model file's.
+    beside_bytes: planned size of other engines in this process; if given, nothing is reduced to fit.
 
     Raises InvalidRequestError with the field as `param`.
     """
@@ -92,7 +97,8 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> EngineConfig:
-        """Create from JSON or keywords; paths may be path objects. Raises InvalidRequestError, UnknownOptionError."""
+        """Create from JSON or keyword arguments, with paths also as path objects. Raises InvalidRequestError or
+        UnknownOptionError."""
         require_known(settings, (each.name for each in fields(cls)), "an engine")
         paths = {name: fspath(value) for name, value in settings.items() if isinstance(value, PathLike)}
         lists = {name: tuple(value) for name, value in settings.items() if isinstance(value, list)}
@@ -135,7 +141,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """Adapter to load: name, GGUF file or PEFT folder, extra scale. Raises InvalidRequestError."""
+    """Adapter to load: name, GGUF file or PEFT folder, and additional scale. Raises InvalidRequestError."""
 
     name: str
     path: str
@@ -176,7 +182,7 @@ class AdapterInfo:
     name: str
     path: str
     scale: float
-    rank: int  # the largest of its matrices
+    rank: int  # largest rank of its matrices
     size_bytes: int
     matrices: int
-    digest: str = ""  # of all values and the scale
+    digest: str = ""  # digest of all values and the scale

@@ -1,4 +1,4 @@
-"""Events of an answer and their contents, and the whole answer."""
+"""Events of an answer, their contents, and the whole answer."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
-    cached_tokens: int = 0  # prompt tokens not computed again
+    cached_tokens: int = 0  # prompt tokens found in the cache
     prompt_ms: float = 0.0
     completion_ms: float = 0.0
     queue_ms: float = 0.0
-    drafted_tokens: int = 0  # speculative tokens, of which `accepted_tokens` were right
+    drafted_tokens: int = 0  # speculative tokens, of which `accepted_tokens` were accepted
     accepted_tokens: int = 0
 
     @property
@@ -51,7 +51,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Prompt progress."""
+    """Progress of prefill."""
 
     done_tokens: int  # including cached ones
     total_tokens: int
@@ -66,7 +66,7 @@ class TokenLogprob:
     # Incomplete characters are shown as U+FFFD.
     text: str
     bytes: tuple[int, ...]
-    # NaN for a prompt's first token, which has no alternatives.
+    # NaN for the first token of a prompt, which has no alternatives.
     logprob: float
     top: tuple[TokenLogprob, ...] = ()  # likeliest alternatives, in order
     id: int = -1  # -1: unknown
@@ -76,18 +76,25 @@ class TokenLogprob:
 class Event:
     """One event of an answer.
 
-    Order: `trimmed` if turns were dropped; `queued` at each new place in the queue; `started` if token ids are
-    requested; `progress`, and `prompt` if requested, during prefill, and `embedding` if requested at its end; then
-    reasoning, text, tool_call and tokens events; finally one usage and one `end`, or `error` instead.
+    Order: `trimmed` if turns were dropped; `queued` for each new position in the queue; `started` if token ids are
+    requested; `progress`, and `prompt` if requested, during prefill; `embedding` if requested; then `reasoning`,
+    `text`, `tool_call` and `tokens` events; finally one `usage` and one `end`, or `error` instead.
 
-    Fields set, besides `kind`: queued: `place` (1 is next). started: `origin`, a digest of the prompt's ids,
-    the model, the adapter and the arithmetic, and `limit`, the most tokens of the answer. trimmed: `dropped_messages`.
-    progress: `progress`. reasoning, text: `text`, `tokens` so far, including reasoning, and `logprobs` if requested.
-    tool_call: `tool_call`. tool_call_part (grammar-held calls only): `text`, further arguments of `begun_call`; the
-    tool_call with that id follows unless the answer is cut. tokens: `token_ids` since the last such event, after the
-    events that they caused; `is_forced` if the engine wrote them to end the reasoning. prompt: `logprobs`. embedding:
-    `embedding`. usage: `usage`. error: `error`. end: `finish_reason`, `stop` (the matched stop string), and `logprobs`
-    of tokens without visible text.
+    Fields set for each kind:
+
+    queued: `place` (1 is next).
+    started: `origin`, a digest of the prompt's ids, the model, the adapter and the arithmetic; `limit`, the maximum
+        tokens of the answer.
+    trimmed: `dropped_messages`.
+    reasoning, text: `text`; `tokens` so far, including reasoning; `logprobs` if requested.
+    tool_call: `tool_call`.
+    tool_call_part: `text`, the next part of the arguments of `begun_call`. Only if a grammar constrains calls. The
+        tool_call with the same id follows unless the answer is cut off.
+    tokens: `token_ids` since the last such event, after the events that they caused; `is_forced` if the engine inserted
+        them to end the reasoning.
+    prompt: `logprobs`.
+    end: `finish_reason`; `stop`, the matched stop string; `logprobs` of tokens without visible text.
+    progress, embedding, usage, error: the field with this name.
     """
 
     kind: EventKind
@@ -119,10 +126,13 @@ class Event:
 class Completion:
     """A whole answer; `str(completion)` is its text.
 
-    text: without reasoning, tool calls and the stop string. reasoning: "" if there is none. usage: token counts, and
-    times in milliseconds. finish_reason: "stop", "tool_calls", "length" (cut by max_tokens or the context) or
-    "cancelled" (stopped by a caller or by `close`). stop: matched stop string. logprobs: of written tokens in order, if
-    requested. dropped_messages: oldest turns left out of the prompt.
+    text: excludes reasoning, tool calls and the stop string.
+    reasoning: "" if there is none.
+    finish_reason: "stop", "tool_calls", "length" (cut off by max_tokens or the context) or "cancelled" (stopped by a
+        caller or by `close`).
+    stop: matched stop string.
+    logprobs: of the generated tokens in order, if requested.
+    dropped_messages: number of oldest turns left out of the prompt.
     """
 
     text: str
@@ -136,7 +146,7 @@ class Completion:
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Completion:
-        """Gather all events of an answer. Raises the error of an `error` event, and EngineError without an `end`."""
+        """Collect all events of an answer. Raises the error of an `error` event, and EngineError without an `end`."""
         text, reasoning, calls = [], [], []
         logprobs: list[TokenLogprob] = []
         usage, dropped = None, 0
@@ -162,7 +172,7 @@ class Completion:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer ended before the model ended it."""
+        """Whether the answer was cut off before the model ended it."""
         return self.finish_reason in ("length", "cancelled")
 
     @property

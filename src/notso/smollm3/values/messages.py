@@ -1,4 +1,4 @@
-"""Messages and tool calls: frozen values."""
+"""Messages and tool calls, as immutable values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call; `arguments` is JSON text, or any text if a past call was cut."""
+    """A tool call. `arguments` is JSON text, or any text if an earlier call was cut off."""
 
     id: str
     name: str
@@ -24,11 +24,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn; control tokens in its text stay text."""
+    """One turn. Control tokens in its text are treated as text."""
 
     role: Role
     content: str
-    reasoning_content: str | None = None  # only in the prompt with `keep_reasoning`
+    reasoning_content: str | None = None  # part of the prompt only with `keep_reasoning`
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     keep_reasoning: bool = False
@@ -39,8 +39,8 @@ Tool = Mapping[str, Any]
 
 
 def thinking_set_by(system_text: object) -> bool | None:
-    """Return thinking as a system message sets it by `/think` or `/no_think`, or None."""
-    # As in SmolLM3's templates: anywhere in the text, and with precedence over the request.
+    """Return whether `/think` or `/no_think` in a system message turns thinking on or off; None if it has neither."""
+    # As in SmolLM3's templates, these apply anywhere in the text, and take precedence over the request.
     if not isinstance(system_text, str) or "/think" not in system_text.replace("/no_think", "/think"):
         return None
     return "/no_think" not in system_text

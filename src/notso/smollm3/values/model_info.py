@@ -1,4 +1,4 @@
-"""Facts about a loaded model and its engine."""
+"""Descriptions of a loaded model and its engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATER_SYSTEM, OVERRIDDEN_TOOLS = "later system messages", "tools under /system_o
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Planned memory and its limit `source`, in bytes."""
+    """Planned memory in bytes; `source` describes what limits `available_bytes`."""
 
     weights_bytes: int
     kv_bytes: int
@@ -30,7 +30,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Public facts about the loaded model. Sizes in bytes and tokens."""
+    """Public description of a loaded model. Sizes in bytes and tokens."""
 
     name: str
     path: str
@@ -40,7 +40,7 @@ class ModelInfo:
     context_tokens: int
     quantisation: Mapping[str, int] = field(default_factory=dict)  # format name -> number of tensors
     device: str = "cpu"  # or "cuda:0 (name)"
-    device_note: str = ""  # why the CPU replaces the GPU
+    device_note: str = ""  # why the CPU is used instead of a GPU
     kernels: str = "generic"
     threads: int = 1
     kv_format: str = "f16"
@@ -49,23 +49,23 @@ class ModelInfo:
     num_hidden_layers: int = 0
     layers_without_rope: tuple[int, ...] = ()  # NoPE
     chat_template: str = field(default="", repr=False)  # empty if the file has none
-    template_drops: tuple[str, ...] = ()  # LATER_SYSTEM, OVERRIDDEN_TOOLS
+    template_drops: tuple[str, ...] = ()  # what the template leaves out: LATER_SYSTEM, OVERRIDDEN_TOOLS
     most_prompt_bytes: int = 0  # longer prompts never fit; 0: unknown
     sampling: Mapping[str, float] = field(default_factory=dict)  # the file's defaults, named as in SamplingParams
-    license: str = ""  # as the file names it
+    license: str = ""  # name in the file
     end_token: str = ""  # text of the control token that ends an answer
     memory: MemoryBudget | None = None
-    arithmetic: str = ""  # equal where the same tokens give the same logits, bit for bit; "": unknown
-    document_tokens: int = 0  # context of prompts with a fixed prefix; 0: as of others
+    arithmetic: str = ""  # engines with equal values compute the same logits, bit for bit; "": unknown
+    document_tokens: int = 0  # context of prompts with a fixed prefix; 0: the same as of others
 
     def context_of(self, options: RequestOptions) -> int:
-        """Return the capacity for a prompt with these options and its answer."""
+        """Return the capacity for a prompt with these options, including its answer."""
         return max(self.document_tokens, self.context_tokens) if options.prefix is not None else self.context_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class StoredReading:
-    """Blocks of a pinned reading on disk."""
+    """Blocks of a pinned reading on disk (see FixedPrefix)."""
 
     blocks: int
     size_bytes: int
@@ -102,7 +102,7 @@ class EngineStats:
 
 
 def dropped_parts(drops: Collection[str], roles: Sequence[str], first: str, has_tools: bool) -> Iterator[str]:
-    """Yield parts that a template with these `drops` omits."""
+    """Yield the parts of a conversation that a template with these `drops` leaves out."""
     if LATER_SYSTEM in drops and "system" in roles[1:]:
         yield LATER_SYSTEM
     if OVERRIDDEN_TOOLS in drops and has_tools and list(roles[:1]) == ["system"] and "/system_override" in first:

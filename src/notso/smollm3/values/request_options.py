@@ -1,4 +1,4 @@
-"""Options of a request beside sampling, and both as keywords."""
+"""Options of a request other than sampling parameters, and both as keyword arguments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams, Sam
 
 MAX_TOP_LOGPROBS = 20
 QUOTE_OF = "x-quote-of"
-"""Keyword of a JSON schema: the string is a part of the source of this name."""
-MAX_SOURCES = 999  # numbers of three digits
+"""JSON schema keyword: the string must be a passage of the source with this name."""
+MAX_SOURCES = 999  # the numbers of sources have up to three digits
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
 
@@ -40,12 +40,13 @@ class ToolName:
 
 @dataclass(frozen=True, slots=True)
 class FixedPrefix:
-    """The fixed beginning of a prompt, such as documents: what the template prints up to `characters` of the content of
-    message `message`.
+    """The fixed beginning of a prompt, such as documents: the rendered prompt up to the first `characters` of the
+    content of message number `message`.
 
-    scope: callers that name the same scope find each other's computed blocks of it; what follows is found by its owner
-    only. None: the prefix is the owner's, too. reading: name, within the scope or owner, under which the blocks are
-    pinned on disk; None: they are kept as those of any conversation.
+    scope: requests with the same scope share the computed blocks of the prefix, but not of what follows. None: the
+        prefix is shared only by requests of the same owner.
+    reading: name, unique within the scope or else the owner, under which the blocks are pinned on disk. None: the
+        blocks are cached like those of any conversation.
 
     Raises InvalidRequestError.
     """
@@ -67,10 +68,12 @@ class FixedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The tokens that an answer begins with, as `tokens` events reported them.
+    """The tokens that an answer begins with, as reported by `tokens` events.
 
-    closed_at: places in `ids` where the engine ended the reasoning. origin: that of the `started` event; a request that
-    has another one is refused. "": any. Raises InvalidRequestError.
+    closed_at: indexes in `ids` at which the engine ended the reasoning.
+    origin: value in the `started` event; a request with another origin is rejected. "": not compared.
+
+    Raises InvalidRequestError.
     """
 
     ids: tuple[int, ...]
@@ -81,14 +84,14 @@ class Replay:
         for name in ("ids", "closed_at"):
             values = getattr(self, name)
             are_numbers = isinstance(values, tuple) and all(type(each) is int and each >= 0 for each in values)
-            require(are_numbers, "replay", f"given with whole numbers as {name}, in a tuple")
+            require(are_numbers, "replay", f"given with a tuple of whole numbers as {name}")
 
 
 @dataclass(frozen=True, slots=True)
 class QuoteSource:
-    """A text of the prompt that the answer may quote as `[[n: words]]`, where n is its place, counted from 1.
+    """A text in the prompt that the answer can quote as `[[n: words]]`, where n is its number, starting at 1.
 
-    Structured output names it in `x-quote-of`.
+    Structured output refers to `name` in `x-quote-of`.
 
     Raises InvalidRequestError.
     """
@@ -109,24 +112,36 @@ PromptInput: TypeAlias = Sequence[Message] | Sequence[int] | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """Options of `Engine.submit` beside sampling.
+    """Options of `Engine.submit` other than sampling parameters.
 
-    thinking: allow reasoning. tools: callable tools. tool_choice: "auto", "none", "required", or a ToolName to call
-    once. parallel_tool_calls: allow several calls. strict_tools: tools with enforced argument schemas under "auto";
-    required calls always enforce them. grammar: constraint on the answer after reasoning, unless it is cut short.
-    top_logprobs: report log probabilities with this many alternatives (0 to 20); None: none. prompt_logprobs: the same
-    for prompt tokens, in `prompt` events, bypassing the cache. prompt_only: prefill without generating. embedding:
-    with prompt_only, report the mean of the prompt's last hidden states in an `embedding` event, bypassing the
-    cache. is_plain: token ids are plain text, and so is the answer. date: day shown in the prompt. priority:
-    scheduling class. owner: scope of prefix sharing. conversation: name for later eviction; None: evicted only with
-    everything. continue_last: extend the last assistant message, or its reasoning. when_full: refuse an oversized
-    conversation, or drop the oldest turns and report it. adapter: name of a loaded adapter. logits_processors:
-    names, applied in order. prefix: the fixed beginning of the prompt. token_ids: report the answer's ids in `tokens`
-    events. replay: tokens that the answer begins with; the events of their text come first, and what follows is the
-    same as if they had just been drawn. sources: texts of the prompt that the answer quotes; what it writes between
-    `[[n: ` and `]]` is held to the n-th.
+    thinking: allow reasoning.
+    tools: tools that can be called.
+    tool_choice: "auto", "none", "required", or a ToolName to call once.
+    parallel_tool_calls: allow several calls.
+    strict_tools: names of tools with enforced argument schemas if tool_choice is "auto". Required calls always enforce
+        them.
+    grammar: constraint on the answer after reasoning, unless it is cut off.
+    top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
+    prompt_logprobs: the same for prompt tokens, in `prompt` events, bypassing the cache.
+    prompt_only: prefill without generating.
+    embedding: with prompt_only, report the mean of the prompt's last hidden states in an `embedding` event, bypassing
+        the cache.
+    is_plain: given token ids, and the answer, are plain text.
+    date: day shown in the prompt.
+    priority: scheduling class.
+    owner: only requests of the same owner share cached prefixes.
+    conversation: name for later eviction. None: evicted only with the whole cache.
+    continue_last: extend the last assistant message, or its reasoning.
+    when_full: reject an oversized conversation, or drop the oldest turns and report it.
+    adapter: name of a loaded adapter.
+    logits_processors: names, applied in order.
+    prefix: fixed beginning of the prompt.
+    token_ids: report the answer's ids in `tokens` events.
+    replay: tokens that the answer begins with. The events of their text come first, and the answer continues as if they
+        had just been generated.
+    sources: texts in the prompt that the answer can quote. Text between `[[n: ` and `]]` must match the n-th.
 
-    Raises InvalidRequestError naming the option.
+    Raises InvalidRequestError, which names the option.
     """
 
     thinking: bool = True
@@ -164,10 +179,10 @@ class RequestOptions:
         for name in ("strict_tools", "logits_processors"):
             names = getattr(self, name)
             are_names = isinstance(names, tuple) and all(isinstance(each, str) for each in names)
-            require(are_names, name, "names, in a tuple")
+            require(are_names, name, "a tuple of names")
         grammar = self.grammar
         is_grammar = grammar is None or (isinstance(grammar, Grammar) and grammar.kind in get_args(GrammarKind))
-        require(is_grammar, "grammar", f"a Grammar of a kind of {', '.join(get_args(GrammarKind))}")
+        require(is_grammar, "grammar", f"a Grammar of one of the kinds {', '.join(get_args(GrammarKind))}")
         for name in ("top_logprobs", "prompt_logprobs"):
             top = getattr(self, name)
             is_count = top is None or (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS)
@@ -176,13 +191,15 @@ class RequestOptions:
         for name in ("prompt_only", "embedding", "is_plain", "token_ids"):
             require(isinstance(getattr(self, name), bool), name, "true or false")
         require(self.prompt_only or not self.embedding, "embedding", "combined with prompt_only")
-        require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of one that is loaded")
+        require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of a loaded adapter")
         require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
         require(self.prefix is None or isinstance(self.prefix, FixedPrefix), "prefix", "a FixedPrefix")
         require(self.replay is None or isinstance(self.replay, Replay), "replay", "a Replay")
         require(self.replay is None or not self.prompt_only, "replay", "given without prompt_only")
         are_sources = isinstance(self.sources, tuple) and all(isinstance(each, QuoteSource) for each in self.sources)
-        require(are_sources and len(self.sources) <= MAX_SOURCES, "sources", f"up to {MAX_SOURCES} QuoteSource")
+        require(
+            are_sources and len(self.sources) <= MAX_SOURCES, "sources", f"a tuple of up to {MAX_SOURCES} QuoteSources"
+        )
         is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
         require(is_name, "conversation", "text in valid Unicode")
 
@@ -233,7 +250,7 @@ _OPTIONS = frozenset(each.name for each in fields(RequestOptions))
 def settings_of(
     params: SamplingParams | None, options: RequestOptions | None, settings: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
-    """Return both with `settings` applied. Raises UnknownOptionError or InvalidRequestError naming the setting."""
+    """Return both with `settings` applied. Raises UnknownOptionError or InvalidRequestError, naming the setting."""
     require_known(settings, _SAMPLING | _OPTIONS, "an answer")
     sampling = {name: value for name, value in settings.items() if name in _SAMPLING}
     if isinstance(sampling.get("stop"), str):
@@ -244,7 +261,7 @@ def settings_of(
             asked[name] = tuple(asked[name])
     params, options = params or SamplingParams(), options or RequestOptions()
     if not isinstance(params, SamplingParams):
-        raise InvalidRequestError("params must be SamplingParams; further messages go into one list", param="params")
+        raise InvalidRequestError("params must be SamplingParams; pass several messages in one list", param="params")
     if not isinstance(options, RequestOptions):
         raise InvalidRequestError("options must be RequestOptions", param="options")
     given = (*params.given, *sampling)

@@ -1,9 +1,9 @@
-"""Rewrite patterns with lookarounds as patterns without: intersect their automata and write the result as one
-expression.
+"""Rewriting of regular expressions that have lookarounds as equivalent expressions without them.
 
-A pattern is a tree of nodes. What may follow a text is a boolean formula over positions in the tree, in which a
-lookahead is a conjunct and a negative one a negated conjunct. Equivalent formulas mostly have the same form, so they
-are the states of a finite automaton. Eliminating the states one by one gives its expression.
+A pattern is a tree of nodes. After a text has been read, a boolean formula over positions in the tree describes what
+can follow. A lookahead adds a conjunct to this formula, and a negative lookahead adds a negated conjunct. Formulas are
+normalized, so that most equivalent ones are equal and usually only a few different ones occur. They serve as the states
+of a finite automaton. Eliminating these states one by one results in the new expression.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-MAX_STATES, MAX_SEARCHED = 400, 3_000
-MAX_STEPS, MAX_SEARCH_STEPS = 40_000, 40_000
+MAX_STATES, MAX_STEPS = 400, 40_000
+"""Maximum states of an automaton that is converted to an expression, and maximum steps to build it."""
+
+MAX_SEARCHED, MAX_SEARCH_STEPS = 3_000, 40_000
+"""The same for an automaton that is only searched for a short text."""
+
 MAX_WRITTEN = 40_000
-"""Limits of the automaton (and of one that is only searched for a short text), of the work to build it, and of the
-resulting expression."""
+"""Maximum length of the resulting expression."""
 
 MAX_WORK = 50
-"""Maximum work for one expression, in expressions of the largest size."""
+"""Maximum total length of the intermediate expressions, in multiples of MAX_WRITTEN."""
 
-MAX_DEPTH = 150  # nested positions and formulas; each takes two or three interpreter frames
+MAX_DEPTH = 150  # depth of nested positions and formulas; each level takes two or three interpreter frames
 
 MAX_NODES = 4_000
 """Maximum nodes of a pattern after expanding counted repetitions."""
@@ -34,12 +37,12 @@ WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 
 
 class TooLargeError(Exception):
-    """The automaton or its expression exceeds its limits."""
+    """The automaton or its expression exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of these ranges."""
+    """One character in `ranges`."""
 
     ranges: Ranges
 
@@ -60,7 +63,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Repetition; most None: unbounded."""
+    """Repetition. `most` is None if unbounded."""
 
     body: Node
     least: int
@@ -77,7 +80,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """Start (`^`), end (`$`), word boundary (`b`) or not (`B`)."""
+    """Start (`^`), end (`$`), word boundary (`b`) or no word boundary (`B`)."""
 
     kind: str
 
@@ -88,13 +91,14 @@ ANYTHING = Repeat(Chars(((0, LAST),)), 0, None)
 
 
 def written_plainly(node: Node, write: Callable[[Ranges], str]) -> str | None:
-    """Return a pattern for the texts that begin with `node`, or None if it has lookarounds except at its edges."""
+    """Return a pattern for texts that begin with a match of `node`, or None if assertions other than a final `$` or
+    classes that `write` cannot write occur in it."""
     text = _plain(node, write)
     return None if text is None else f"^(?:{text})"
 
 
 def _plain(node: Node, write: Callable[[Ranges], str], *, may_end: bool = True) -> str | None:
-    """may_end: `$` is allowed at the end."""
+    # may_end: `$` is allowed at the end of `node`.
     match node:
         case Chars(ranges):
             return write(ranges) or None
@@ -112,15 +116,15 @@ def _plain(node: Node, write: Callable[[Ranges], str], *, may_end: bool = True) 
     return None
 
 
-# Formulas. Positions are linked lists of the rest to match: (node, rest), None at the end. Formulas are interned, so
-# that equal ones have the same id.
+# Formulas. A position is a linked list of what remains to be matched: (node, rest), or None at the end. Formulas are
+# interned, so that equal ones have the same id.
 
 _FALSE, _TRUE = 0, 1
 _START, _BEHIND_OTHER, _BEHIND_WORD = range(3)
 
 
 class _Automaton:
-    """Build the states of a pattern that must match a whole text."""
+    """Computes the states of a pattern that must match a whole text."""
 
     def __init__(self, root: Node, steps: int) -> None:
         self._most = steps
@@ -146,7 +150,7 @@ class _Automaton:
         return found
 
     def _place(self, node: Node, rest: int | None) -> int:
-        """Return the formula of a position: `node`, then `rest` (None: the end of the pattern)."""
+        # The formula of a position: `node`, then `rest` (None: the end of the pattern).
         return self._id(("place", node, rest))
 
     def _both(self, parts: Iterable[int]) -> int:
@@ -180,7 +184,8 @@ class _Automaton:
         return formula[1] if formula[0] == "not" else self._id(("not", part))  # type: ignore[return-value]
 
     def expand(self, formula: int, behind: int) -> int:
-        """Return the formula over characters ("chars", ranges, rest) and the end ("end",)."""
+        # Rewrites a formula so that its leaves are only next characters ("chars", ranges, rest) and the end ("end",).
+        # behind: kind of the previous character.
         key = formula, behind
         if key not in self._expanded:
             self._expanded[key] = self._map(formula, lambda place: self._expand_place(place, behind, frozenset()))
@@ -217,7 +222,7 @@ class _Automaton:
         if formula[0] != "place":
             return place
         if place in entered:
-            return _FALSE  # a repetition of nothing
+            return _FALSE  # an iteration that matched the empty text
         node, rest = formula[1], formula[2]
 
         def then(following: int | None, seen: frozenset[int] = entered) -> int:
@@ -293,8 +298,9 @@ class _Automaton:
 def pattern_without_looks(root: Node, write: Callable[[Ranges], str]) -> str | None:
     """Return an expression for the texts that a pattern matches as a whole, or None if there are none.
 
-    write: converts a character class to the target dialect; "" if none of its characters can be generated. Raise
-    TooLargeError.
+    write: converts a character class to the target dialect, or to "" if none of its characters can be generated.
+
+    Raises TooLargeError.
     """
     states, accepting = _states(root)
     names = {state: number for number, state in enumerate(states)}
@@ -310,10 +316,9 @@ def pattern_without_looks(root: Node, write: Callable[[Ranges], str]) -> str | N
 
 
 def shortest_text(root: Node) -> str | None:
-    """Return a shortest text that a pattern matches as a whole, of printable characters that JSON does not escape, or
-    None.
+    """Return a shortest text that a pattern matches as a whole, or None if there is none.
 
-    Raise TooLargeError.
+    The text has only printable characters that JSON does not escape. Raises TooLargeError.
     """
     automaton = _Automaton(root, MAX_SEARCH_STEPS)
     start = automaton.start, _START

@@ -1,5 +1,5 @@
-"""Checks and rewrites JSON schemas: every constraint is enforced, or the schema is refused by the name of the
-keyword."""
+"""Checking and rewriting of JSON schemas. A schema with a constraint that cannot be enforced is rejected, with the name
+of the keyword."""
 
 from __future__ import annotations
 
@@ -21,43 +21,44 @@ MAX_CHARACTERS = 2**20
 """Maximum length of a schema in a request."""
 
 MAX_REWRITTEN = 2**22
-"""Maximum items of a rewritten schema (keywords, names, values)."""
+"""Maximum number of keywords, names and values in a rewritten schema."""
 
 MAX_DESCENT = 4_096
-"""References times nesting: the library recurses for each, and a stack overflow kills the process."""
+"""Maximum definitions times depth: the library (llguidance) recurses into each, and a stack overflow would kill the
+process."""
 
 MAX_PERIOD = 10_000
-"""The library keeps a state for every remainder by the product of all `multipleOf`, without powers of ten."""
+"""Maximum common multiple of all `multipleOf`, without factors of 2 and 5: the library keeps a state for every
+remainder."""
 
 MAX_INTERSECTED = 10
-"""Patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""
+"""Maximum patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""
 
 CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
-"""Clients repeat schemas. Larger ones are not cached but compiled one at a time, because that takes a hundred times
-their size."""
+"""Recent schemas are cached, because clients repeat them. Longer schemas are not cached and are read one at a time,
+because this takes memory of a hundred times their size."""
 
 _LARGE = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSchema:
-    """A schema in supported keywords, and the ignored ones: unknown keywords, and formats as `format: x`."""
+    """A schema in supported keywords, and what was ignored: unknown keywords, and formats as `format: x`."""
 
     schema: dict[str, Any]
     ignored: tuple[str, ...] = ()
 
 
 def ignored_keywords(source: str) -> tuple[str, ...]:
-    """Return the parts of a schema (JSON text) that do not constrain values: unknown keywords, and formats as `format:
-    x`.
+    """Return the ignored keywords of a schema (JSON text), and ignored formats as `format: x`.
 
-    Raise InvalidRequestError if the schema cannot be enforced.
+    Raises InvalidRequestError if the schema cannot be enforced.
     """
     return checked_schema(source, "grammar").ignored
 
 
 def checked_schema(source: str, param: str) -> HeldSchema:
-    """Return `source` as JSON text. Raise InvalidRequestError naming `param` and the problem."""
+    """Return the schema in `source`, a JSON text, in supported keywords. Raises InvalidRequestError with `param`."""
     if len(source) > MAX_CHARACTERS:
         raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param=param)
     if len(source) <= CACHED_CHARACTERS:
@@ -79,7 +80,7 @@ _read_again = lru_cache(maxsize=CACHED_SCHEMAS)(_read)
 
 
 def held_schema(document: object, param: str) -> HeldSchema:
-    """Return the schema in supported keywords. Raise InvalidRequestError if it cannot be enforced."""
+    """Return a schema in supported keywords. Raises InvalidRequestError if it cannot be enforced."""
     if not isinstance(document, dict):
         raise InvalidRequestError("the schema must be a JSON object", param=param)
     rewriter = SchemaRewriter(document, param)
@@ -92,7 +93,7 @@ def held_schema(document: object, param: str) -> HeldSchema:
 
 
 def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> None:
-    """Refuse what is too large for the library, which expands shared subschemas."""
+    # The library expands shared subschemas, so the size after expansion is checked.
     sizes: dict[int, tuple[int, int]] = {}
     deepest, size, period = 1, 0, 1
     patterns_of: dict[int, int] = {}
@@ -104,7 +105,8 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
             patterns = len(inner.get("patternProperties", ()))
             if patterns > MAX_PATTERN_PROPERTIES:
                 raise InvalidRequestError(
-                    f"patternProperties may have {MAX_PATTERN_PROPERTIES} members, not {patterns}", param=param
+                    f"patternProperties has {patterns} members; at most {MAX_PATTERN_PROPERTIES} are supported",
+                    param=param,
                 )
         if _intersected(each, definitions, patterns_of) > MAX_INTERSECTED:
             raise InvalidRequestError(f"more than {MAX_INTERSECTED} patterns apply to the same value", param=param)
@@ -149,7 +151,7 @@ def _intersected(schema: Schema, definitions: dict[str, Schema], known: dict[int
             continue
         target = definitions.get(str(each.get("$ref")).rpartition("/")[2], True)
         if not parts_are_known:
-            known[id(each)] = 0  # a reference to itself
+            known[id(each)] = 0  # used if the schema refers to itself
             left += [(each, True), (target, False), *((inner, False) for inner in _inner(each))]
             continue
         own = {keyword: value for keyword, value in each.items() if keyword not in ("allOf", "anyOf", "oneOf")}
@@ -173,7 +175,7 @@ def _inner(schema: dict[str, Any]) -> Iterator[Schema]:
 
 
 def _period(step: object) -> int:
-    # Powers of ten cost nothing.
+    # Factors of 2 and 5 are left out, because they take no states.
     if isinstance(step, bool) or not isinstance(step, int | float) or not math.isfinite(step):
         return 1
     digits = abs(int("".join(map(str, Decimal(repr(step)).as_tuple().digits)))) or 1

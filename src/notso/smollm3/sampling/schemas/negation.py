@@ -1,4 +1,4 @@
-"""The exact complement of a schema in the supported keywords, if there is one."""
+"""Complements of schemas in the supported keywords, where they can be expressed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Schema: TypeAlias = bool | dict[str, Any]
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 AUTOMATON_STEPS = 5_000
-"""Cost of the automaton of a pattern."""
+"""Cost of building the automaton of a pattern, in steps."""
 
 MAX_EXCLUDED_STRINGS = 100
 MAX_EXCLUDED_LENGTH = 100
-"""More or longer texts would make the complement too large."""
+"""With more or longer strings, the complement would be too large."""
 
-_BOUNDS = {  # bound: (type, the bound of its complement)
+_BOUNDS = {  # bound: (type, bound of the complement)
     "minimum": ("number", "exclusiveMaximum"),
     "maximum": ("number", "exclusiveMinimum"),
     "exclusiveMinimum": ("number", "maximum"),
@@ -35,7 +35,7 @@ _SIZES = {
 
 
 def any_of(options: Iterable[Schema]) -> Schema:
-    """Return the union."""
+    """Return the union of schemas."""
     left: list[Schema] = []
     for option in options:
         if option is True or option == {}:
@@ -46,7 +46,7 @@ def any_of(options: Iterable[Schema]) -> Schema:
 
 
 def all_of(schemas: Iterable[Schema]) -> Schema:
-    """Return the intersection."""
+    """Return the intersection of schemas."""
     left: list[Schema] = []
     for schema in schemas:
         if schema is False:
@@ -57,7 +57,7 @@ def all_of(schemas: Iterable[Schema]) -> Schema:
 
 
 def all_types_but(types: Iterable[str]) -> Schema:
-    """Return the values of all other types; "integer" is not a type here."""
+    """Return the schema of all other types. "integer" does not count as a type."""
     left = [name for name in TYPES if name not in set(types)]
     return {"type": left} if left else False
 
@@ -75,8 +75,8 @@ def type_of(value: object) -> str:
 class Negation:
     """Negates and compares schemas.
 
-    resolve: the target of a `$ref`, or None if circular or too deep. spend: called for each step; raises if there are
-    too many.
+    resolve: returns the target of a `$ref`, or None if it is circular or too deep. spend: called with a number of
+    steps; raises if there are too many.
     """
 
     def __init__(self, resolve: Callable[[str], Schema | None], spend: Callable[[int], None]) -> None:
@@ -86,10 +86,10 @@ class Negation:
         self._complements: set[str] = set()
 
     def of(self, schema: Schema, names: Iterable[str] | None = None, *, is_exact: bool = True) -> Schema | None:
-        """Return the schema of exactly the values that `schema` refuses, or None if it cannot be expressed.
+        """Return the schema of exactly the values that `schema` rejects, or None if it cannot be expressed.
 
-        names: the only names that objects have. is_exact: if False, the schema may match fewer values, and matches
-        none rather than being None.
+        names: the only names that objects can have. is_exact: if False, the result may also reject other values, up to
+        rejecting all of them.
         """
         self._spend(1)
         if isinstance(schema, bool):
@@ -167,7 +167,7 @@ class Negation:
         return any_of(options)
 
     def closed_names(self, schema: Schema) -> list[str] | None:
-        """Return the only names its objects can have, or None."""
+        """Return the only names that objects of a schema can have, or None if there may be others."""
         self._spend(1)
         if not isinstance(schema, dict):
             return None
@@ -186,11 +186,11 @@ class Negation:
     def exclusions(
         self, options: Sequence[Schema], *, is_exact: bool, besides: Schema = True, closings: Sequence[Schema] = ()
     ) -> list[list[Schema]] | None:
-        """Return for each option of a `oneOf` what excludes the others that overlap with it; None if that cannot be
-        expressed.
+        """Return, for each option of a `oneOf`, schemas that exclude the others that overlap with it, or None if these
+        cannot be expressed.
 
-        is_exact: whether all values of exactly one option have to match. besides: a schema that the values match in any
-        case. closings: for each option, a schema that its values match although the option does not require it.
+        is_exact: all values of exactly one option must match. besides: a schema that all values match. closings: for
+        each option, a schema that its values match in addition.
         """
         found: list[list[Schema]] = []
         for number, option in enumerate(options):
@@ -238,7 +238,7 @@ class Negation:
         return any(self.are_disjoint(_properties(mine, name), _properties(theirs, name)) for name in names)
 
     def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
-        # Marks references as followed.
+        # Also adds the references to `_following`.
         found: list[dict[str, Any]] = []
         left = [schema]
         while left:
@@ -277,8 +277,7 @@ def _values(schema: dict[str, Any]) -> Sequence[Any] | None:
 
 
 def _are_equal(one: object, other: object) -> bool:
-    """Compare like JSON: true is not 1."""
-    # Values that contain others may be equal.
+    # In JSON, true is not equal to 1. Two arrays or two objects are treated as equal, because they may be.
     if isinstance(one, list | dict) and isinstance(other, list | dict):
         return type(one) is type(other)
     return type_of(one) == type_of(other) and one == other
@@ -322,7 +321,7 @@ def _numbers_between(numbers: list[float]) -> Iterator[Schema]:
 
 
 def pattern_of_all_but(strings: Sequence[str]) -> str | None:
-    """Return a regular expression for all texts except these, or None if they are too many or too long."""
+    """Return a regular expression for all texts except `strings`, or None if they are too many or too long."""
     if len(strings) > MAX_EXCLUDED_STRINGS or any(len(text) > MAX_EXCLUDED_LENGTH for text in strings):
         return None
     if has_unwritable("".join(strings)):
@@ -350,7 +349,6 @@ _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 def has_unwritable(text: str) -> bool:
-    """Return whether the text has control characters that JSON writes only as numbers; the grammar has no such escapes,
-    and the
-    library would omit them."""
+    """Return whether the text has control characters that JSON writes only as numeric escapes."""
+    # The grammar has no such escapes, and the library would leave the characters out.
     return _UNWRITABLE.search(text) is not None

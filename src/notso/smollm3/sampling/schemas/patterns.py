@@ -1,8 +1,9 @@
-"""Convert the patterns of schemas (ECMA-262) to the library's dialect (Rust).
+"""Conversion of regular expressions in schemas (ECMA-262) to the dialect of llguidance (that of Rust's regex crate).
 
-A pattern is read with the flag `u`, as JSON Schema recommends, or by Annex B of ECMA-262 if it is valid only without
-it. Characters are written as numbers, so that none has a meaning in the other dialect. Backreferences are refused, and
-the automata of lookaheads are intersected.
+A pattern is parsed with the flag `u`, as JSON Schema recommends, or if it is valid only without the flag, according to
+Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning in the other dialect.
+Backreferences are rejected. Lookaheads are eliminated with automata (see automata.py). In this folder, "the library" is
+llguidance.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from notso.smollm3.sampling.schemas.automata import (
 MAX_NESTED = 64
 FEW_REPEATS = 4
 MAX_SHORTEST = 200
-"""Maximum characters of a text found by `shortest_match`."""
+"""`shortest_match` treats a longer minimum length like this one."""
 
 MAX_REPEATS = 100_000
-"""Limit of the library."""
+"""The library's limit."""
 
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
@@ -63,7 +64,7 @@ _CLASSES: dict[str, Ranges] = {
 
 
 class PatternError(ValueError):
-    """The pattern is invalid or not supported; the message follows its name."""
+    """The pattern is invalid or not supported. The message is a predicate that follows the name of the pattern."""
 
 
 class _NotUnicodeError(Exception):
@@ -72,9 +73,8 @@ class _NotUnicodeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    """A character class: ranges of code points, and properties in the spelling of the library. is_pair: a character
-    beyond
-    U+FFFF that is read as two units without the flag `u`."""
+    # A character class: ranges of code points, and Unicode properties in the library's spelling. is_pair: a character
+    # beyond U+FFFF, which is two units without the flag `u`.
 
     ranges: Ranges
     properties: tuple[str, ...] = ()
@@ -83,13 +83,13 @@ class _Set:
 
 
 def library_pattern(pattern: str) -> str:
-    """Return the pattern in the library's dialect. Raise PatternError."""
+    """Return the pattern in the library's dialect. Raises PatternError."""
     texts = library_patterns(pattern)
     return texts[0] if len(texts) == 1 else _without_looks(_parsed(pattern).found)
 
 
 def _unbounded(node: Node) -> Node:
-    """Remove upper bounds of repetitions, for fewer states; shortest texts seldom reach them."""
+    # Removes upper bounds of repetitions, which shortest texts rarely reach, to reduce the number of states.
     match node:
         case Sequence(parts):
             return Sequence(tuple(map(_unbounded, parts)))
@@ -103,14 +103,14 @@ def _unbounded(node: Node) -> Node:
 
 
 def looks_around(pattern: str) -> bool:
-    """Return whether a pattern needs an automaton. Raise PatternError."""
+    """Return whether a pattern needs an automaton. Raises PatternError."""
     return bool(_parsed(pattern).looks)
 
 
 def library_patterns(pattern: str) -> tuple[str, ...]:
-    """Return patterns in the library's dialect whose conjunction is equivalent to `pattern`. Raise PatternError.
+    """Return patterns in the library's dialect that together are equivalent to `pattern`. Raises PatternError.
 
-    Takes linear time, and bounded additional time for lookarounds.
+    Takes linear time, plus a bounded time for lookarounds.
     """
     reader = _parsed(pattern)
     if not reader.looks:
@@ -124,8 +124,7 @@ def library_patterns(pattern: str) -> tuple[str, ...]:
 @lru_cache(maxsize=512)
 def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
     """Return a shortest text of at least `least` characters that matches all patterns (in the library's dialect), or
-    None if
-    none is found in bounded time."""
+    None if none is found in bounded time."""
     parts: list[Node] = [Repeat(Chars(((0, LAST),)), min(least, MAX_SHORTEST), None)]
     try:
         for pattern in patterns:
@@ -142,9 +141,8 @@ def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
 
 @lru_cache(maxsize=512)
 def complement(pattern: str) -> str | None:
-    """Return a pattern for the texts that do not match `pattern`, both in the library's dialect, or None if it is not
-    found
-    in bounded time."""
+    """Return a pattern for the texts that do not match `pattern`, both in the library's dialect, or None if none is
+    found in bounded time."""
     try:
         reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
         reader.read()
@@ -154,14 +152,14 @@ def complement(pattern: str) -> str | None:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether `text` may match `pattern`, in the library's dialect."""
+    """Return whether `text` matches `pattern`, in the library's dialect."""
     return shortest_match((_exactly([text]), pattern), 0) is not None
 
 
 @lru_cache(maxsize=512)
 def without(pattern: str, texts: tuple[str, ...]) -> str | None:
-    """Return a pattern for what matches `pattern` except `texts`, in the library's dialect, or None if it is not found
-    in bounded time."""
+    """Return a pattern for the texts that match `pattern` except `texts`, in the library's dialect, or None if none is
+    found in bounded time."""
     try:
         looks: list[Node] = []
         for each, is_negated in ((_exactly(texts), True), (pattern, False)):
@@ -191,7 +189,7 @@ def _parsed(pattern: str) -> _Reader:
 
 
 def _apart(root: Node) -> tuple[str, ...] | None:
-    """Split off leading lookaheads; None if that is not equivalent."""
+    # Returns leading lookaheads as separate patterns, or None if there are none that can be separated.
     parts = root.parts if isinstance(root, Sequence) else (root,)
     if not parts or parts[0] != Assertion("^"):
         return None
@@ -232,7 +230,7 @@ def _class_text(ranges: Ranges) -> str:
 
 
 def any_but(letters: Iterable[str]) -> str:
-    """Return a class, in the library's dialect, of the characters that can be generated except these."""
+    """Return a class, in the library's dialect, of all characters that can be generated except `letters`."""
     return _written(_Set(tuple((ord(letter), ord(letter)) for letter in letters), is_negated=True))
 
 
@@ -248,8 +246,8 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _written(characters: _Set) -> str:
-    # With all control characters in it, the library would accept every escape, including those of quotes and
-    # backslashes.
+    # Control characters that JSON cannot write are left out. If a class had all of them, the library would accept every
+    # escape, including those of quotes and backslashes.
     ranges, properties = characters.ranges, "".join(characters.properties)
     if properties:
         text = "".join(_range(*each) for each in ranges)
@@ -304,25 +302,25 @@ class _Reader:
         self._groups = 0
         self.text = ""
         self.root: Node = Sequence(())
-        self.looks = ""  # unsupported parts of the pattern: "a lookahead"
-        self.is_opaque = False  # contains classes that only the library knows
+        self.looks = ""  # name of a part that needs an automaton, such as "a lookahead"
+        self.is_opaque = False  # contains classes with members known only to the library
         self._names: set[str] = set()
-        self._refused: str | None = None  # a valid but unsupported part, raised if the rest is valid
+        self._refused: str | None = None  # message about an unsupported part, raised unless the pattern is invalid
         self._backreferences: list[int] = []
         self._named_backreferences: list[str] = []
 
     @property
     def found(self) -> Node:
-        """The pattern anywhere in a text."""
+        """Matches texts that contain a match of the pattern."""
         return Sequence((ANYTHING, self.root, ANYTHING))
 
     @property
     def found_whole(self) -> Node:
-        """The same, to the end of the text."""
+        """The same up to the end of the text, for use in a lookahead."""
         return Sequence((self.found, Assertion("$")))
 
     def read(self) -> None:
-        # Raise PatternError, or _NotUnicodeError if the flag may be the cause.
+        # Raises PatternError, or _NotUnicodeError if the pattern may be valid without the flag `u`.
         self.text, self.root = self._options(0)
         self._find_anchors(self.root)
         if self._at < len(self._pattern):
@@ -338,7 +336,7 @@ class _Reader:
             raise PatternError(self._refused)
 
     def _find_anchors(self, root: Node) -> None:
-        """The library supports `^` and `$` only at the edges of a pattern or of its options."""
+        # The library supports `^` and `$` only at the start and end of a pattern or of its top-level alternatives.
         for option in root.options if isinstance(root, Choice) else (root,):
             parts = list(option.parts if isinstance(option, Sequence) else (option,))
             while parts and parts[0] == Assertion("^"):
@@ -427,7 +425,7 @@ class _Reader:
 
     def _group(self, nested: int) -> _Part:
         if nested > MAX_NESTED:
-            raise PatternError(f"is nested deeper than {MAX_NESTED}")
+            raise PatternError(f"is nested more than {MAX_NESTED} levels deep")
         look = next((opening for opening in ("?<=", "?<!", "?=", "?!") if self._take(opening)), None)
         if look is not None and "<" in look:
             self._refuse(_LOOKS[look])
@@ -465,7 +463,7 @@ class _Reader:
         return name
 
     def _quantifier(self) -> str | None:
-        """Read a quantifier; greediness does not affect which texts match."""
+        # A lazy quantifier is read as a greedy one, because both match the same texts.
         found = self._next()
         if found and found in "*+?":
             self._at += 1
@@ -517,7 +515,7 @@ class _Reader:
         return _Set(((point, point),), is_pair=point > 0xFFFF and not self._is_unicode)
 
     def _one_unit(self, ranges: Ranges, properties: tuple[str, ...] = (), *, is_negated: bool = False) -> _Set:
-        """Without `u`, a class matches one unit, so nothing beyond U+FFFF."""
+        # Without the flag `u`, a class matches one UTF-16 unit, and so no character beyond U+FFFF.
         if self._is_unicode:
             return _Set(ranges, properties, is_negated)
         if any(last > 0xFFFF for _, last in ranges) and not is_negated and ranges[-1][1] != LAST:

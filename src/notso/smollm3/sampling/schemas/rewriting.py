@@ -1,7 +1,8 @@
-"""Rewrite a JSON schema in the few keywords that the library supports; the result allows the same values or fewer.
+"""Rewriting of a JSON schema with the few keywords that the library (llguidance) supports.
 
-It allows fewer if a grammar cannot express more: properties have the order of the schema, `contains` looks at the
-first items, and with `unevaluatedProperties` the names of one branch are known.
+The result never allows a value that the schema forbids. It allows fewer values than the schema where a grammar cannot
+express more: properties must be in the order of the schema, `contains` applies to the first few items, and
+`unevaluatedProperties` allows the names of a single branch.
 
 Constraints on whole arrays become alternatives with one schema per item. References (pointers, anchors and ids) are
 resolved within the document.
@@ -51,13 +52,13 @@ _DATA = frozenset(("const", "enum", "default", "example", "examples"))
 
 
 def is_old_draft(document: dict[str, Any]) -> bool:
-    """Return whether the draft (7 or older) ignores keywords next to a reference."""
+    """Return whether a document's draft (7 or older) ignores keywords next to a reference."""
     said = document.get("$schema")
     return isinstance(said, str) and any(draft in said for draft in _OLD_DRAFTS)
 
 
 class References:
-    """The names in a document. Nothing is downloaded."""
+    """Resolves references within a document. Nothing is downloaded."""
 
     def __init__(self, document: dict[str, Any], param: str) -> None:
         self._param = param
@@ -92,7 +93,7 @@ class References:
             left += ((inner, base) for key, inner in each.items() if key not in _DATA or isinstance(inner, dict))
 
     def target(self, schema: dict[str, Any], where: str) -> Any:
-        """Return the target of a `$ref`. Raise InvalidRequestError if it is not in the document."""
+        """Return the target of a `$ref`. Raises InvalidRequestError if it is not in the document."""
         reference = schema["$ref"]
         if not isinstance(reference, str):
             raise InvalidRequestError(f"{where}/$ref must be text", param=self._param)
@@ -133,7 +134,7 @@ def _pointed(document: Any, pointer: str) -> Any:
 
 
 MAX_ARRANGEMENTS = 130
-"""Maximum permutations of `uniqueItems` that are listed."""
+"""Maximum arrangements that `uniqueItems` is rewritten to."""
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -142,7 +143,7 @@ CONTAINED_WITHIN = 4
 
 
 def containing(item: Schema, least: int) -> Schema:
-    """Return arrays with `item` among the first few items, or that begin with `least` of them."""
+    """Return a schema of arrays that have `item` among the first few items or, if `least` > 1, begin with so many."""
     places = [range(least)] if least > 1 else [range(at, at + 1) for at in range(CONTAINED_WITHIN)]
     arrays = (
         {
@@ -156,7 +157,7 @@ def containing(item: Schema, least: int) -> Schema:
 
 
 def plain_values(items: Schema) -> list[Any] | None:
-    """Return all values of the items if they are listed and neither arrays nor objects."""
+    """Return all possible values of `items`, or None if they are too many or include arrays or objects."""
     if not isinstance(items, dict):
         return None
     if items == {"type": "boolean"}:
@@ -175,14 +176,13 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
         low = max(low, math.floor(items["exclusiveMinimum"]) + 1)
     if "exclusiveMaximum" in items:
         high = min(high, math.ceil(items["exclusiveMaximum"]) - 1)
-    if not high - low <= MAX_ARRANGEMENTS:  # or not bounded at all
+    if not high - low <= MAX_ARRANGEMENTS:  # also true if unbounded
         return None
     return list(range(math.ceil(low), math.floor(high) + 1))
 
 
 def arrangements(values: Sequence[Any], least: int, most: float) -> Schema | None:
-    """Return arrays of distinct values in any order, or in the given one if there are many orders; None if still too
-    many."""
+    """Return a schema of arrays of distinct `values`: in any order, or else in the given order, or None if too many."""
     sizes = range(least, int(min(most, len(values))) + 1)
     for arrange in (itertools.permutations, itertools.combinations):
         if sum(math.comb(len(values), size) for size in sizes) > MAX_ARRANGEMENTS:
@@ -200,7 +200,7 @@ def _array_of(values: Sequence[Any]) -> Schema:
 
 
 def other_items(schema: dict[str, Any], rest: Schema) -> Schema:
-    """Apply `rest` to the items that `schema` does not constrain."""
+    """Return a schema that applies `rest` to the items that `schema` does not constrain."""
     declared = schema.get("items")
     is_list = isinstance(declared, list)
     if ("items" in schema and not is_list) or (is_list and "additionalItems" in schema):
@@ -212,7 +212,7 @@ def other_items(schema: dict[str, Any], rest: Schema) -> Schema:
 
 MAX_DEPTH = 32
 MAX_STEPS = 100_000
-"""Maximum steps of rewriting and comparing: one second on a slow machine."""
+"""Maximum steps of rewriting and comparing. These take a second on a slow machine."""
 
 SHOWN_PATTERN = 200
 """Maximum characters of a pattern in an error message."""
@@ -225,16 +225,16 @@ _CONDITIONAL = frozenset(("not", "if", "dependencies", "dependentSchemas"))
 """Keywords in which `properties` tests an object instead of declaring its properties."""
 
 _ANY_NAME = ""
-"""A pattern that every name matches."""
+"""A pattern that matches every name."""
 
 _Case = tuple[dict[str, Any], Schema]
-"""Names evaluated by a branch, and its constraints."""
+"""Names that a branch evaluates, by keyword, and the constraints of the branch."""
 
 
 class SchemaRewriter:
     """Rewrites one document. `ignored` lists unknown keywords and formats.
 
-    Raise InvalidRequestError naming `param` and the unsupported keyword.
+    Raises InvalidRequestError with `param`, which names the unsupported keyword.
     """
 
     def __init__(self, document: dict[str, Any], param: str) -> None:
@@ -247,14 +247,14 @@ class SchemaRewriter:
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._spend)
         self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
-        self._left_open: dict[int, str] = {}  # pointers of `oneOf` whose options may overlap
+        self._left_open: dict[int, str] = {}  # pointers of each `oneOf` with options that may overlap
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0
         self.ignored: dict[str, None] = {}
 
     def rewritten(self) -> tuple[Schema, dict[str, Schema]]:
-        """Return the schema, and the definitions that its references need: `#/$defs/NAME`."""
+        """Return the schema, and the definitions by the NAME in its references `#/$defs/NAME`."""
         schema = self._schema(self._document, "", 1)
         while self._pending:
             self._define(self._pending[-1])
@@ -271,7 +271,7 @@ class SchemaRewriter:
         self._conditions = conditions
 
     def _definition(self, reference: str) -> Schema | None:
-        """Return the target of a rewritten reference; None while it is being rewritten."""
+        # Returns the target of a rewritten reference, or None while the target is being rewritten.
         name = reference.rpartition("/")[2]
         for pending in self._pending:
             if pending[0] == name:
@@ -286,7 +286,7 @@ class SchemaRewriter:
         if not isinstance(schema, dict):
             raise self._refusal(f"{where or 'the schema'} must be a schema: an object or a boolean")
         if depth > MAX_DEPTH:
-            raise self._refusal(f"{where} is nested deeper than {MAX_DEPTH}")
+            raise self._refusal(f"{where} is nested more than {MAX_DEPTH} levels deep")
         if self._is_old and "$ref" in schema:
             return self._reference(schema, where)
         held: dict[str, Any] = {}
@@ -387,12 +387,14 @@ class SchemaRewriter:
             return {keyword: [self._schema(each, f"{path}/{n}", depth + 1) for n, each in enumerate(options)]}
         named = self._checked(value, isinstance(value, dict), path)
         if keyword == "patternProperties" and len(named) > MAX_PATTERN_PROPERTIES:  # before the patterns are read
-            raise self._refusal(f"patternProperties may have {MAX_PATTERN_PROPERTIES} members, not {len(named)}")
+            raise self._refusal(
+                f"patternProperties has {len(named)} members; at most {MAX_PATTERN_PROPERTIES} are supported"
+            )
         schemas = {name: self._schema(each, f"{path}/{name}", depth + 1) for name, each in named.items()}
         if keyword == "patternProperties":
             patterns: dict[str, list[Schema]] = {}
             for name, each in schemas.items():
-                patterns.setdefault(self._pattern(name, path), []).append(each)  # spelled differently, or the same
+                patterns.setdefault(self._pattern(name, path), []).append(each)  # two patterns may become equal
             schemas = {name: all_of(each) for name, each in patterns.items()}
         elif not self._conditions:
             self._declared[id(schemas)] = schemas
@@ -435,7 +437,7 @@ class SchemaRewriter:
                         f"the schema's keyword {path} is not supported together with others that apply to items"
                     )
                 return other_items(schema, inner(value))
-        return True  # uniqueItems uses the rewritten items
+        return True  # `_unique_items` handles uniqueItems, because it needs the rewritten items
 
     def _reference(self, schema: dict[str, Any], where: str) -> Schema:
         target = self._references.target(schema, where)
@@ -484,7 +486,7 @@ class SchemaRewriter:
         return True if pattern is None else {"patternProperties": {pattern: True}, "additionalProperties": False}
 
     def _name_set(self, names: Schema, path: str) -> tuple[list[str] | None, str | None]:
-        """Return the allowed names: a list, a pattern, or neither for all."""
+        # Returns the allowed names as a list or a pattern; both are None if all names are allowed.
         followed = self._followed(names)
         asked = {key: value for key, value in followed.items() if key != "type"}
         if "string" not in followed.get("type", "string"):
@@ -501,7 +503,7 @@ class SchemaRewriter:
         return None, None
 
     def _followed(self, schema: Schema) -> dict[str, Any]:
-        # A circular reference matches nothing.
+        # A circular reference is treated as a schema that no value matches.
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
                 return schema if isinstance(schema, dict) else {} if schema else {"type": []}
@@ -574,7 +576,7 @@ class SchemaRewriter:
         excluded = self._negation.exclusions(options, is_exact=True)
         if excluded is None:
             self._left_open[id(options)] = path
-            return {"oneOf": options}  # they may exclude one another once closed
+            return {"oneOf": options}  # the options may exclude one another after ObjectCloser closed them
         return any_of(all_of([option, *more]) for option, more in zip(options, excluded, strict=True))
 
     def _overlap(self, options: list[Schema]) -> InvalidRequestError:
@@ -584,7 +586,7 @@ class SchemaRewriter:
         )
 
     def _least_properties(self, held: dict[str, Any], where: str) -> Iterator[Schema]:
-        """Express `minProperties` as required names, because the library counts a duplicate name twice."""
+        # Expresses `minProperties` as required names, because the library counts a repeated name twice.
         least = held.get("minProperties", 0)
         names = held.get("properties", {})
         required = set(held.get("required", ()))
@@ -599,7 +601,7 @@ class SchemaRewriter:
             objects: list[dict[str, Any]] = [
                 {"type": "object", "required": list(chosen)} for chosen in itertools.combinations(optional, more)
             ]
-            if least == 1:  # in order, so that a text matches only one
+            if least == 1:  # each excludes the names of those before it, so that a text matches only one
                 for number, each in enumerate(objects):
                     each["properties"] = dict.fromkeys(optional[:number], False)
                 objects.append({"type": "object", "properties": dict.fromkeys(optional, False), "minProperties": 1})
@@ -651,5 +653,5 @@ def _are_names(value: object) -> bool:
 
 
 def _listed(value: object) -> list[Any]:
-    """Return members of a value whose type may be wrong."""
+    # The value may have the wrong type.
     return list(value) if isinstance(value, list | dict) else []

@@ -1,11 +1,12 @@
-"""Simplify closed schemas to what the library can compile.
+"""Closing and simplification of schemas, so that the library (llguidance) can compile them.
 
-It intersects a reference with the keywords next to it, and a declared name with the patterns it matches, which fails if
-one refers to itself. The result allows the same values.
+First, objects that declare properties are closed: no other names are allowed, so that a model does not invent names
+forever. The result may allow fewer values, but never more. Objects stay open if `additionalProperties` says so, or if
+there would not be enough names for `minProperties`.
 
-Objects that declare properties are closed first, so that a model does not invent names endlessly. The result may allow
-fewer values, never more. Objects stay open if `additionalProperties` says so, or if closing would leave too few names
-for `minProperties`.
+Closed schemas are then simplified; the result allows the same values. The library intersects a reference with the
+keywords next to it, and the schema of a declared name with those of patterns that match the name. This fails if one of
+them is recursive, so these intersections are made here where possible.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ _COMBINED = ("allOf", "anyOf", "oneOf")
 class ObjectCloser:
     """Closes the schema of one document and its definitions.
 
-    A definition used alone is closed under its own name. If it is one of several parts of a value, the parts are closed
-    together and refer to the open version by a second name.
+    A definition that describes a value alone is closed. If several parts describe a value, they are closed together,
+    and refer to an open copy of the definition.
     """
+
+    # declared: ids of the `properties` that declare properties, rather than test them in a condition. negation: uses
+    # the open definitions. refusal: returns the error for a `oneOf` with options that overlap.
 
     def __init__(
         self,
@@ -35,8 +39,6 @@ class ObjectCloser:
         refusal: Callable[[list[Schema]], Exception],
         spend: Callable[[], None],
     ) -> None:
-        """declared: ids of the values of `properties` that declare properties. negation: over the open definitions.
-        refusal: of a `oneOf` with these options, which overlap."""
         self._open = definitions
         self._negation = negation
         self._refusal = refusal
@@ -81,7 +83,7 @@ class ObjectCloser:
         return {**self._combined(schema, rest), **rest}
 
     def _exclusive(self, schema: dict[str, Any], held: dict[str, Any], closings: list[Schema]) -> dict[str, Any]:
-        """Exclude other options from each closed one: the open ones, because those decide what is valid."""
+        # Excludes, from each closed option, the other options in their open form, which determines what is valid.
         if "oneOf" not in held:
             return held
         besides = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
@@ -156,7 +158,7 @@ class ObjectCloser:
 ONE = ("items", "additionalProperties")
 MANY = ("anyOf", "allOf", "oneOf", "prefixItems")
 NAMED = ("properties", "patternProperties")
-"""Keywords whose value is a schema, a list of them, or a mapping to them."""
+"""Keywords with a schema, a list of schemas, or a mapping of names to schemas."""
 
 VALUES = frozenset(
     (
@@ -165,7 +167,7 @@ VALUES = frozenset(
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     )
 )
-"""Passed to the library unchanged."""
+"""Keywords that are passed to the library unchanged."""
 
 REWRITTEN = frozenset(
     (
@@ -173,10 +175,10 @@ REWRITTEN = frozenset(
         *("contains", "uniqueItems", "unevaluatedProperties", "unevaluatedItems"),
     )
 )
-"""Rewritten in the library's keywords if possible."""
+"""Keywords that are rewritten with the library's keywords if possible."""
 
 SILENT = frozenset(("then", "else", "minContains", "maxContains", "additionalItems"))
-"""Used only by the keywords next to them."""
+"""Keywords that only modify other keywords."""
 
 ANNOTATIONS = frozenset(
     (
@@ -206,21 +208,21 @@ FORMATS: dict[str, dict[str, Any]] = {
     "hostname": {"format": "hostname", "pattern": "^(?:-?[a-zA-Z0-9.])+$", "maxLength": 253},
     **{name: {"format": name} for name in ("duration", "email", "ipv4", "ipv6", "uuid", "uri")},
 }
-"""The enforced formats, in the library's keywords; any other is an annotation, as in the standard.
+"""The formats that are enforced, in the library's keywords. Any other format is an annotation, as in the standard.
 
-Dates and times follow RFC 3339, without leap seconds and the year 0 (the library itself would allow February 29 in any
-year). Host names have no two adjacent hyphens, which would begin an encoded label.
+Dates and times follow RFC 3339, but without leap seconds and the year 0; the library itself would allow February 29 in
+any year. Host names cannot have adjacent hyphens, which would start an encoded label.
 """
 
 MAX_PATTERN_PROPERTIES = 32
-"""Per object: the library intersects their patterns with each other."""
+"""Maximum per object, because the library intersects all of its patterns with each other."""
 
 _KINDS = frozenset((*TYPES, "integer"))
 _PLAIN = {
     "array": frozenset(("type", "items", "minItems", "maxItems")),
     "object": frozenset(("type", "properties", "required", "additionalProperties")),
 }
-"""Keywords of schemas that are intersected."""
+"""Schemas with only these keywords are intersected."""
 
 
 class Simplifier:
@@ -253,7 +255,7 @@ class Simplifier:
         held: dict[str, Any] = {}
         for keyword, value in self._with_names_apart(self._without_implied_type(schema)).items():
             if keyword == "additionalProperties" and (value is True or value == {}):
-                continue  # it has kept the object open
+                continue  # only needed to keep the object open
             if keyword in ONE:
                 held[keyword] = self._simplified(value)
             elif keyword in MANY:
@@ -271,7 +273,8 @@ class Simplifier:
         return rest if self._kinds_of(rest) <= _declared(schema["type"]) else schema
 
     def _with_names_apart(self, schema: dict[str, Any]) -> dict[str, Any]:
-        # The library would intersect the patterns.
+        # Intersects the schemas of declared names with those of patterns that match them, and excludes these names from
+        # the patterns, so that the library need not do it.
         if not schema.get("properties") or not any(map(_has_reference, schema.get("patternProperties", {}).values())):
             return schema
         properties, patterns = dict(schema["properties"]), {}
@@ -333,7 +336,7 @@ class Simplifier:
         return target if isinstance(target, dict) else schema
 
     def _kinds_of(self, schema: Schema) -> frozenset[str]:
-        """Return the possible types; "number" includes "integer"."""
+        # Returns the possible types; "number" includes "integer".
         self._spend(1)
         if not isinstance(schema, dict):
             return _KINDS if schema else frozenset()
@@ -354,7 +357,7 @@ class Simplifier:
 
     def _kinds_of_definition(self, name: str) -> frozenset[str]:
         if name not in self._kinds:
-            self._kinds[name] = _KINDS  # of a circular reference
+            self._kinds[name] = _KINDS  # used if the reference is circular
             self._kinds[name] = self._kinds_of(self._definitions.get(name, True))
         return self._kinds[name]
 
