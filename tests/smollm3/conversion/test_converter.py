@@ -161,7 +161,7 @@ def test_a_folder_that_lacks_a_file(tmp_path: Path, gone: str) -> None:
             "its model is None, not BPE",
         ),
         ("chat_template.jinja", b"\xff", "chat_template.jinja is not UTF-8 text"),
-        ("chat_template.jinja", b"x" * (2 << 20), "chat_template.jinja: it has more than 1 MiB"),
+        ("chat_template.jinja", b"x" * (2 << 20), "chat_template.jinja: it is larger than 1 MiB"),
     ],
 )
 def test_texts_beside_the_weights_that_are_none(tmp_path: Path, name: str, content: bytes, words: str) -> None:
