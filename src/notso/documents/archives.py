@@ -26,7 +26,7 @@ def has_zip_start(file: BinaryIO) -> bool:
 
 
 class Archive:
-    """A ZIP archive whose members are within the limits. Raises UnreadableError."""
+    """A ZIP archive within the limits. Raises UnreadableError."""
 
     def __init__(self, file: BinaryIO) -> None:
         file.seek(0)

@@ -124,7 +124,7 @@ def place_of(text: str, words: str) -> tuple[int, int] | None:
 
 
 def absent_from(texts: Iterable[str], claims: Iterable[Mark]) -> list[Mark]:
-    """Return the claims whose words are in none of the texts. Slow for long texts."""
+    """Return the claims that are in none of the texts. Slow for long texts."""
     sought = {each: folded(each.words) for each in claims}
     for text in texts:
         for start in range(0, len(text), PIECE_CHARACTERS):

@@ -33,10 +33,8 @@ def page_at(pages: Sequence[int], place: int) -> int:
 
 
 def passages_of(text: str, pages: Sequence[int]) -> Iterator[Passage]:
-    """Split a text at the ends of sentences and lines into passages of at most about PASSAGE_TOKENS within a page.
-
-    The passages of a page have similar lengths, because BM25 would prefer a short remainder to longer passages.
-    """
+    """Split a text at the ends of sentences and lines into passages of at most about PASSAGE_TOKENS within a page."""
+    # The passages of a page have similar lengths, because BM25 would prefer a short remainder to longer passages.
     for number, (start, end) in enumerate(zip(pages, (*pages[1:], len(text)), strict=True), start=1):
         units = [(first, estimated_tokens(text[first:last])) for first, last in _units(text, start, end)]
         rest = sum(tokens for _, tokens in units)
@@ -79,10 +77,8 @@ def _stripped(text: str, page: int, start: int, end: int) -> Passage | None:
 
 
 def volumes_of(text: str, passages: Sequence[Passage], most_tokens: int) -> Iterator[tuple[Passage, int]]:
-    """Join passages to volumes of at most about `most_tokens`; yield each with its last page.
-
-    A volume ends at the end of a page, unless a single page is larger.
-    """
+    """Join passages to volumes of at most about `most_tokens`; yield each with its last page."""
+    # A volume ends at the end of a page, unless a single page is larger.
     sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
     of_pages: dict[int, int] = {}
     for passage, size in zip(passages, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""Server side of reading a document: each file is read by a child process, whose frames are not trusted."""
+"""Server side of reading a document: a child process reads each file, and its frames are not trusted."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _SAMPLE = 1 << 16
 
 
 def rows_of(table: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the Markdown lines of a table whose first row is its header. Raises UnreadableError."""
+    """Yield a table's Markdown lines; the first row is the header. Raises UnreadableError."""
     header: list[str] = []
     written = cells = 0
     for row in table:

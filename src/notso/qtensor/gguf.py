@@ -1,4 +1,4 @@
-"""Reader of GGUF files, versions 2 and 3, that maps files and makes no allocation whose size a file controls.
+"""Reader of GGUF files, versions 2 and 3. It maps files; their contents do not control the size of allocations.
 
 A file is a header, metadata entries, tensor descriptions, padding, and tensor bytes:
 

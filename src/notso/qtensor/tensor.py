@@ -16,7 +16,7 @@ from notso.qtensor.reference import blocks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QTensor:
-    """A tensor whose rows consist of blocks. Raises OperandError for inconsistent arguments."""
+    """A tensor with rows of blocks. Raises OperandError for inconsistent arguments."""
 
     # `shape` is in numpy order, row length last (the reverse of GGUF). `data` is contiguous uint8 of size `nbytes`; for
     # a tensor of a file, it is a read-only view of the memory-mapped file.

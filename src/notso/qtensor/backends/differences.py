@@ -28,7 +28,7 @@ Work = Callable[[Backend, np.random.Generator], Host]
 
 
 def differing_operations(one: Backend, other: Backend, formats: Iterable[Format]) -> list[str]:
-    """Return the names of operations whose results differ. Raises the backends' errors."""
+    """Return the names of operations with different results. Raises the backends' errors."""
     found = []
     for name, work in _works(formats):
         ours, theirs = (work(backend, np.random.default_rng(1)) for backend in (one, other))
@@ -72,7 +72,7 @@ def _products(backend: Backend, rng: np.random.Generator, format: Format, rows: 
 
 
 def _attention(backend: Backend, rng: np.random.Generator, kept: KVFormat) -> Host:
-    # Rows that cross a tile boundary, then a recorded step of a few rows, whose operations a backend may fuse.
+    # Rows that cross a tile boundary, then a recorded step of a few rows, where a backend may fuse operations.
     (pool,) = backend.key_value_pools(1, 2, KV_HEADS, HEAD_DIM, kept)
     frequencies = backend.upload(1.0 / 5e6 ** (np.arange(HEAD_DIM // 2, dtype=np.float64) * 2 / HEAD_DIM))
     tables = backend.upload(np.array([[1, 0]], np.int32))

@@ -225,7 +225,7 @@ def _half(b: Bytes, start: int) -> Floats:
 def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     """Unpack (n, 12) bytes to (n, 8) scales and mins."""
     # The first four bytes hold four scales in their low six bits, and the next four bytes hold four mins. The last four
-    # bytes hold the low nibbles of the other scales and mins, whose top two bits are those of the first eight bytes.
+    # bytes hold the low nibbles of the other scales and mins; their upper two bits are the top bits of the first eight.
     first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     mins = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)

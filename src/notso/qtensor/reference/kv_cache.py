@@ -41,7 +41,7 @@ class Rounded(NamedTuple):
 
 
 def rotate(x: Floats) -> Floats:
-    """Apply a Hadamard rotation to segments of x (..., D), whose size is the largest power of two that divides D."""
+    """Apply a Hadamard rotation to x (..., D), in segments of the largest power of two that divides D."""
     size = x.shape[-1] & -x.shape[-1]
     y = x.astype(np.float32)
     width = 1
@@ -202,7 +202,7 @@ def take_halves(block: Bytes, kv_heads: int, head_dim: int) -> tuple[Floats, Flo
 
 
 def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[Any], tables: npt.NDArray[Any]) -> None:
-    """Write row i of k and v (L, KH, D) to positions[i] of the sequence whose block table is tables[i]."""
+    """Write row i of k and v (L, KH, D) to positions[i]; tables[i] is its sequence's block table."""
     kv_heads, dim = k.shape[1:]
     for row, (p, table) in enumerate(zip(positions, tables, strict=True)):
         run, place = divmod(table[p // TILE], pool.shape[2])

@@ -1,7 +1,7 @@
 """Conversion of a Hugging Face folder to a GGUF file for this engine and llama.cpp.
 
-Several threads quantize rows, whose order is preserved. If a command is given a folder, it is converted once, and the
-file is kept in the user's cache folder.
+Several threads quantize rows and preserve their order. A folder given to a command is converted once, and the file is
+kept in the user's cache folder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Contents and memory requirements of a GGUF file, as JSON-compatible values. The model is not loaded.
 
-Readable files of other models are shown as well; `problem` then tells why the file cannot run.
+Readable files of other models are shown as well; `problem` is the reason why they cannot run.
 """
 
 from __future__ import annotations

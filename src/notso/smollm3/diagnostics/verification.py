@@ -208,7 +208,7 @@ def _sampled_rows(tensor: QTensor) -> QTensor:
 
 
 def _worst_error(product: Floats, x: Floats, weight: QTensor) -> float:
-    # Returns the largest |product - wanted| / (|x| |w|).
+    # Returns the largest |product - exact product| / (|x| |w|).
     weights = weight.dequantise().astype(np.float64)
     wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # BLAS threads would compete for the cores
     largest = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)

@@ -219,7 +219,7 @@ def repository_folder(file: KnownFile) -> Path:
 
 
 def blob_path(file: KnownFile) -> Path:
-    """Return the path of the contents, which are named by hash."""
+    """Return the path of the contents, named by hash."""
     return repository_folder(file) / "blobs" / file.sha256
 
 

@@ -335,7 +335,7 @@ class _Tensors:
     nbytes: int = 0
 
     def take(self, place: Place, tensor: QTensor, *, head_dim: int = 0) -> None:
-        # `head_dim`: size of the heads whose rows are to be reordered (0: none).
+        # `head_dim`: size of heads, if their rows are to be reordered, else 0.
         layer, role, part = place
         if layer >= self.config.num_hidden_layers:
             raise ModelFileError(f"it changes layer {layer}, but this model has {self.config.num_hidden_layers} layers")

@@ -45,7 +45,7 @@ class WeightPlacement:
         *,
         wanted: str,
     ) -> None:
-        """Prepare the copy. Raises InvalidRequestError if `wanted` is "packed" or "hugepages" but unsupported."""
+        """Prepare the copy. Raises InvalidRequestError for an unsupported placement."""
         # The copying thread calls `signal.wake` when a copy is ready to be adopted.
         if wanted in ("packed", "hugepages") and not backend.has_weight_arena:
             raise InvalidRequestError("this system provides no huge pages; use weights=mmap", param="weights")

@@ -71,7 +71,7 @@ class LayerWeights:
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
-# Groups of matrices whose rows a step reads alternately; the others are single. In the order of MATRICES.
+# Matrices that a step reads row by row alternately form a group; the others are single. In the order of MATRICES.
 READ_TOGETHER = (("q_proj",), ("k_proj",), ("v_proj",), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 # GGUF names, without `blk.N.` and `.weight`.
 TENSOR_NAMES = {

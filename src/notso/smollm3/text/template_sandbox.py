@@ -102,8 +102,7 @@ def render_here(template: jinja2.Template, variables: Variables, day: date) -> s
 
 
 def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str]:
-    """Render each set of variables in a child process without file access, limited to 1 s of CPU time, 256 MiB and 1 Mi
-    characters. Raises SandboxFailure."""
+    """Render each set of variables in a child process within CHILD_LIMITS. Raises SandboxFailure."""
     request = json.dumps({"source": source, "batch": list(batch), "day": day.isoformat()})
     try:
         answer = json.loads(Child((str(Path(__file__).resolve()),), request.encode(), CHILD_LIMITS).answer())

@@ -150,7 +150,7 @@ def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[in
 
 
 def gguf_list(metadata: Mapping[str, Any], key: str, kind: type[T]) -> list[T]:
-    """Return a list whose items are of type `kind`. Raises ModelFileError."""
+    """Return a list with items of type `kind`. Raises ModelFileError."""
     value = metadata.get(key)
     if value is None:
         raise ModelFileError(f"the file has no {key}")

@@ -123,11 +123,9 @@ def train(
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Outcome:
-    """Train in `folder`, resuming a run with the same `digest`.
-
-    load_base: takes a dtype and returns a transformers model. parameters: its number of parameters. Raises TuningError
-    if `folder` has another run or libraries are missing.
-    """
+    """Train in `folder`, resuming a run with the same `digest`. Raises TuningError for another run or missing
+    libraries."""
+    # load_base: takes a dtype and returns a transformers model. parameters: its number of parameters.
     require_libraries()
     import torch
     from datasets import Dataset, disable_progress_bars

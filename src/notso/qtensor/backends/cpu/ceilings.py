@@ -43,10 +43,8 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
 
 
 def byte_products(at_least: int | None = None) -> float:
-    """Return the products of bytes per second of all threads, with operands in registers: the best of several windows
-    of about a millisecond, or one measurement of `at_least` products. Operations per second are twice that.
-
-    Raises OperandError unless `at_least` is 1 or more.
+    """Return the products of bytes per second of all threads, with operands in registers: the best of several windows,
+    or one measurement of `at_least` products. Raises OperandError unless `at_least` is 1 or more.
     """
     if at_least is not None and at_least < 1:
         raise OperandError("there are no operands to multiply")

@@ -33,10 +33,9 @@ LARGE_BYTES = 4 << 20  # minimum size for huge pages, because the last one is on
 
 
 def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
-    """Return `size` zero bytes whose pages are allocated when first written.
+    """Return `size` zero bytes, in pages that are allocated when first written. Raises QTensorError.
 
-    Large sizes use 2 MiB pages where available; `large_pages=False` suits sparsely written memory. Raises QTensorError
-    if there is not enough address space.
+    large_pages: use 2 MiB pages for large sizes; unsuitable for sparsely written memory.
     """
     large = large_pages and size >= LARGE_BYTES and have_huge_pages()
     try:
@@ -148,13 +147,11 @@ RUN_BLOCKS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyValuePool:
-    """Blocks of one layer's cache, allocated when first written.
+    """Blocks of one layer's cache, allocated when first written."""
 
-    `data` (runs, KH, blocks per run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n is
-    the length of a run. It may have room for more than `blocks`. Formats below 8 bits need a second pool, in k8v8, for
-    each sequence's first and last tiles: the window.
-    """
-
+    # `data` (runs, KH, blocks per run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n is
+    # the length of a run. It may have room for more than `blocks`. Formats below 8 bits need a second pool, in k8v8,
+    # for each sequence's first and last tiles: the window.
     format: KVFormat
     kv_heads: int
     head_dim: int
@@ -191,7 +188,7 @@ class KeyValuePool:
         self.block(block)[:] = np.frombuffer(data, np.uint8).reshape(self.kv_heads, -1)
 
     def block_memory(self, block: int) -> list[memoryview]:
-        """Return writable views of the bytes of a block, in the order of `read_block`."""
+        """Return writable views of a block, in the order of `read_block`."""
         return [memoryview(head) for head in self.block(block)]
 
     def touch_block(self, block: int) -> None:
@@ -215,10 +212,7 @@ def _runs(blocks: int) -> tuple[int, int]:
 def key_value_pool(
     blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> KeyValuePool:
-    """Return a zeroed pool.
-
-    Raises OperandError for invalid sizes, and QTensorError if there is not enough address space.
-    """
+    """Return a zeroed pool. Raises OperandError for invalid sizes, QTensorError without address space."""
     return key_value_pools(1, blocks, kv_heads, head_dim, format, large_pages=large_pages)[0]
 
 

@@ -114,8 +114,6 @@ def configure(thread_count: int | None = None) -> None:
 
 
 def end_on_bus_errors(exit_code: int, line: str) -> None:
-    """If a mapped file is truncated or becomes unreadable, print `line` (at most 255 bytes) to stderr and exit.
-
-    Without this, the system kills the process silently. It affects the whole process, so libraries should not call it.
-    """
+    """If a mapped file is truncated or becomes unreadable, print `line` (at most 255 bytes) to stderr and exit."""
+    # Without this, the system kills the process silently. It affects the whole process; libraries should not call it.
     native.end_on_bus_errors(exit_code, line)

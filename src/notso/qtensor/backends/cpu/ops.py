@@ -110,11 +110,9 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
 
 
 def matmul(x: Floats, weight: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
-    """out = x @ weight.T with the weight's quantized blocks. x (L, K), weight (N, K), out (L, N) float32.
-
-    For quantized weights each row of x is first quantized to bytes, with one scale per 256 values; sums within 256
-    values are exact integers. Float weights are multiplied in float32. With `norm`, x is normalized first.
-    """
+    """out = x @ weight.T, with x normalized first if `norm` is given. x (L, K), weight (N, K), out (L, N) float32."""
+    # For quantized weights, each row of x is first quantized to bytes, with one scale per 256 values; sums within 256
+    # values are exact integers. Float weights are multiplied in float32.
     _matmul(x, [(weight, out)], norm, _PLAIN)
 
 
@@ -215,9 +213,9 @@ def store_key_values(
     """Write k and v (L, KH, D) float32 into the cache, rounded to the pool's format.
 
     Row i goes to positions[i] of sequence sequences[i]; tables (S, T) int32 give the block of each of its tiles.
-    A format below 8 bits needs `window`: tables of the same shape and a k8v8 pool. A row is written to each pool that
-    has a block for its tile (-1: none); at least one must.
     """
+    # A format below 8 bits needs `window`: tables of the same shape and a k8v8 pool. A row is written to each pool that
+    # has a block for its tile (-1: none); at least one must.
     _array("k", k, np.float32, 3)
     _array("v", v, np.float32, 3)
     _same("v", v.shape, k.shape)
@@ -243,10 +241,11 @@ def attention(
 ) -> None:
     """Causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
 
-    Row i attends to positions 0..positions[i] of its sequence, which must have been stored. Query head h reads heads
-    h // (H / KH) of keys and values. Below 8 bits, a row at position p reads tile 0 and tile p // 128 from `window`
-    (tables of the same shape and a k8v8 pool) and all others from the pool; these blocks must exist.
+    Row i attends to positions 0..positions[i] of its sequence, which must have been stored.
     """
+    # Query head h reads heads h // (H / KH) of keys and values. Below 8 bits, a row at position p reads tile 0 and tile
+    # p // 128 from `window` (tables of the same shape and a k8v8 pool) and all others from the pool; these blocks must
+    # exist.
     _array("q", q, np.float32, 3)
     _array("out", out, np.float32, 3, writeable=True)
     _same("out", out.shape, q.shape)

@@ -1,7 +1,7 @@
 """CUDA backend. Arrays stay on the device; transfers copy.
 
-Operations check shapes when called and contents before they run, then launch kernels (native/cuda/launches.h) whose
-results are bit-identical to the CPU's. Only downloads wait for the device.
+Operations check shapes when called and contents before they run, then launch kernels (native/cuda/launches.h). Results
+are bit-identical to the CPU's. Only downloads wait for the device.
 """
 
 from __future__ import annotations

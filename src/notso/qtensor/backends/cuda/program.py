@@ -1,6 +1,6 @@
 """Captured operations, replayed as CUDA graphs.
 
-The launches around attention are fused into one per layer, because a decode step is a chain of dependent launches whose
+The launches around attention are fused into one per layer: a decode step is a chain of dependent launches, and their
 number costs more time than their computation.
 """
 
@@ -117,7 +117,7 @@ Check = Callable[[], int]
 
 
 class Recorder(Protocol):
-    """A backend whose operations can be recorded."""
+    """A backend that can record operations."""
 
     device: Device
     recording: Program | None
