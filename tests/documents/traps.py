@@ -116,7 +116,7 @@ ARCHIVES: dict[str, Trap] = {
     "xz": ("a.txt", lambda: b"\xfd7zXZ\0" + bytes(100), "is a compressed file, which cannot be read"),
     "7z": ("a.pdf", lambda: b"7z\xbc\xaf\x27\x1c" + bytes(100), "is a compressed file, which cannot be read"),
     "rar": ("a.txt", lambda: b"Rar!\x1a\x07" + bytes(100), "is a compressed file, which cannot be read"),
-    "tar": ("a.txt", lambda: b"name" + bytes(253) + b"ustar\0" + bytes(300), "is not text, and of no kind"),
+    "tar": ("a.txt", lambda: b"name" + bytes(253) + b"ustar\0" + bytes(300), "is neither text nor of another kind"),
 }
 XML: dict[str, Trap] = {
     "billion laughs": (
