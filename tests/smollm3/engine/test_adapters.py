@@ -205,7 +205,7 @@ def test_files_that_cannot_be_used_are_refused_by_name(engine: Engine, tmp_path:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern must have numbers as values"),
         ({"lora_alpha": "much"}, "lora_alpha"),
-        ({"r": 0}, "r at least 1"),
+        ({"r": 0}, "r: a rank must be an integer of at least 1"),
         ({"r": 10**400}, "r must be numbers"),
         ({"lora_alpha": 10**400}, "lora_alpha and r must be"),
         ({"peft_type": "IA3"}, "LORA"),

@@ -183,7 +183,7 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
     product = backend.download(out)
     error = _worst_error(product, x, sample)
     if not error <= tolerance:
-        return result(sample.rows, error, f"the relative error is {error:.2g}; it must be at most {tolerance:.2g}")
+        return result(sample.rows, error, f"relative error of {error:.2g}; at most {tolerance:.2g} is allowed")
     if not tensor.format.is_float and not np.array_equal(product, matmul_q8k(x, sample)):
         return result(sample.rows, error, "the product differs from the reference in its last bits")
     return result(sample.rows, error, None)
