@@ -1,9 +1,10 @@
-"""What an adapter costs a decode step, in turns with the model alone.
+"""Measure the cost of LoRA adapters in decode steps, relative to the model alone.
 
     python benchmarks/adapters.py --layers 12
 
-A random file in the 3B's shapes (fewer layers unless told: both sides shrink alike) and adapters of random halves on
-all seven matrices; medians of the gaps between tokens, each round asks every combination once. Prints JSON.
+The model has random weights in SmolLM3-3B's shapes (fewer layers give the same ratios), and the adapters have random
+float16 values for all seven matrices. Each round measures every combination once. Prints medians of the time between
+tokens as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.model.weights import TENSOR_NAMES, matrix_shapes
 
 RANKS = (8, 16, 64)
-SEEN_TOKENS = 4  # the first gaps of an answer are left out
+SEEN_TOKENS = 4  # steps at the beginning of an answer that are not counted
 MIXES: dict[str, tuple[str | None, ...]] = {
     "model alone": (None,),
     **{f"rank {rank}": (f"r{rank}",) for rank in RANKS},
@@ -49,9 +50,9 @@ def write_adapter(path: Path, config: SmolLM3Config, rank: int) -> None:
 
 
 def step_ms(meter: EngineMeter, engine: Engine, names: tuple[str | None, ...], tokens: int) -> float:
-    """Median milliseconds between the tokens of answers that are written together."""
+    """Return the median milliseconds between tokens of answers that are generated concurrently."""
     options = [RequestOptions(adapter=name) for name in names]
-    # Between two steps, so that all begin together.
+    # Submit all between two steps, so that they start together.
     watches = engine._core.call(
         lambda: [
             GenerationWatch(engine.submit(meter.random_ids(SHORT_TOKENS), meter.params(tokens), each))
@@ -64,7 +65,7 @@ def step_ms(meter: EngineMeter, engine: Engine, names: tuple[str | None, ...], t
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--rounds", type=int, default=7)

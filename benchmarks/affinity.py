@@ -1,9 +1,10 @@
-"""How much of prompts is found in caches: by conversations of programs against one address, each turn after the other.
+"""Measure the share of prompt tokens found in the prompt caches of one or more servers behind one address.
 
     python benchmarks/affinity.py URL [--conversations 100] [--turns 10] [--scattered] [--json]
 
-One server is what several are compared with. --scattered names another conversation with each turn, so that turns go
-to any replica: what affinity saves. The prompts are the same each time; `--name` makes others, which no cache knows.
+API clients hold conversations, turn after turn. A single server is the reference for several replicas. --scattered
+gives each turn another conversation id, so that turns go to arbitrary replicas; the difference is what affinity saves.
+The prompts are the same in each run; another `--name` gives prompts that no cache contains.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ QUESTION = "why is that so, and what would you do about it? " * 4
 
 
 class Found(NamedTuple):
-    """Tokens of prompts, and how many of them a cache had."""
+    """Number of prompt tokens, and how many of them were cached."""
 
     prompt: int
     cached: int
 
 
 def converse(url: str, turns: int, name: str, number: int, *, scattered: bool = False) -> list[Found]:
-    """One conversation, turn by turn. Raises httpx2.HTTPStatusError where an answer is refused."""
+    """Hold a conversation, turn by turn. Raises httpx2.HTTPStatusError if a request is rejected."""
     messages: list[dict[str, str]] = []
     found = []
     with httpx2.Client(base_url=url, timeout=300) as client:

@@ -1,13 +1,13 @@
-"""Each block type's decode and prompt beside llama.cpp's, and IQ4_XS beside the Q4_K_M mix.
+"""Compare decode and prefill rates of each block type with llama.cpp, or two block types (or mixes) with each other.
 
     python benchmarks/block_types.py [TYPE ...] [--layers 4] [--rounds 5] [--out benchmarks/results/block-types.json]
     python benchmarks/block_types.py --pair IQ4_XS official --layers 36
 
-Random weights in the 3B's shapes, of few layers, with all matrices in the type. Both engines are loaded beside each
-other and measured in turns, on one thread each and by the processor time that their process takes, so that other work
-on the machine matters little; llama.cpp by its defaults, weights repacked where it can (NOTSO_PEER_PYTHON names its
-Python). Rates are of the median round. --pair measures two of our own files in turns. What is kept
-already in --out stays, if its type is not measured anew.
+The model has few layers with random weights in SmolLM3-3B's shapes, and all of its matrices have the type. Both engines
+are loaded and measured alternately, each with one thread and by the CPU time of its process, so that other work on the
+machine matters little. llama.cpp uses its defaults, and repacks weights where it can; NOTSO_PEER_PYTHON is a Python
+interpreter with llama-cpp-python. Rates are medians over the rounds. --pair compares two types within notso.
+Results that are already in --out stay, unless their type is measured again.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ DECODED = 16
 
 
 def load(file: Path, threads: int | None) -> Engine:
-    """An engine as it is benchmarked: no guessing ahead, weights in large pages."""
+    """Load an engine for the benchmark: without speculative decoding, with packed weights."""
     return Engine.load(
         file, context_tokens=CONTEXT, threads=threads, weights="packed", max_num_seqs=1, speculation=False
     )
 
 
 class Rate:
-    """Seconds of steps, each of so many tokens."""
+    """Seconds of steps, each with `tokens` tokens."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.steps: list[float] = []
 
     def figures(self) -> dict[str, float]:
-        """Tokens per second of the median step and of the least."""
+        """Return the tokens per second of the median step and of the fastest step."""
         return {"tok_s": self.tokens / statistics.median(self.steps), "best": self.tokens / min(self.steps)}
 
 
 def processor_time(pid: int) -> float:
-    """Seconds that all threads of a process have run."""
-    return time.clock_gettime(~pid << 3 | 2)  # the clock id that clock_getcpuclockid(3) makes of it
+    """Return the CPU seconds of all threads of a process."""
+    return time.clock_gettime(~pid << 3 | 2)  # the clock id that clock_getcpuclockid(3) returns
 
 
 def beside_peer(name: str, file: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """One type's row. Decoding is what more tokens take beyond the first, so that no prompt is in it."""
+    """Return the results of a type. The decode time excludes the first token, and with it the prompt."""
     engine = load(file, 1)
     try:
         with PeerProcess("llama.cpp", file, CONTEXT, 1) as peer:
@@ -75,7 +75,7 @@ def beside_peer(name: str, file: Path, given: argparse.Namespace) -> dict[str, A
                 for side in sides if number % 2 else reversed(sides):
                     decode = spent(side, ("decode", DECODED + 1, 0)) - spent(side, ("decode", 1, 0))
                     prompt = spent(side, ("prefill", given.prompt, 0))
-                    if number:  # the first turn finds caches and pages cold
+                    if number:  # the first round warms up caches and pages
                         rates[side, "decode"].steps.append(decode / DECODED)
                         rates[side, "prefill"].steps.append(prompt / given.prompt)
             row: dict[str, Any] = {
@@ -99,7 +99,7 @@ def beside_peer(name: str, file: Path, given: argparse.Namespace) -> dict[str, A
 
 
 def pair(files: dict[str, Path], given: argparse.Namespace) -> dict[str, Any]:
-    """Two of our own files, in turns: by the clock, and by processor time, which on one thread is what a step costs."""
+    """Measure two files alternately, by wall-clock time and by CPU time."""
     engines = {name: load(file, given.threads) for name, file in files.items()}
     try:
         meters = {name: EngineMeter(engine, 1) for name, engine in engines.items()}
@@ -112,7 +112,7 @@ def pair(files: dict[str, Path], given: argparse.Namespace) -> dict[str, Any]:
                 between = processor_time(os.getpid())
                 steps = meter.measure(("decode", DECODED + 1, 0))
                 spent = processor_time(os.getpid()) - between - (between - before)
-                if number:  # the first turn finds caches and pages cold
+                if number:  # the first round warms up caches and pages
                     rates[name].steps += steps
                     processor[name].steps.append(spent / DECODED)
         found = {name: rate.figures() | {"bytes": files[name].stat().st_size} for name, rate in rates.items()}
@@ -135,13 +135,15 @@ def pair(files: dict[str, Path], given: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", metavar="TYPE", default=TYPES)
-    parser.add_argument("--pair", nargs=2, metavar="FORMATS", help="types, or `official` for the Q4_K_M mix")
+    parser.add_argument("--pair", nargs=2, metavar="FORMATS", help="two types, or `official` for the Q4_K_M mix")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--load", default="Nothing else was running.", help="what else the machine did, in a sentence")
+    parser.add_argument(
+        "--load", default="Nothing else was running.", help="a sentence about other load on the machine"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     stolen = StolenTime()
@@ -166,7 +168,7 @@ def main() -> None:
 
 
 def save(kept: dict[str, Any], given: argparse.Namespace, stolen: StolenTime) -> None:
-    """After each measurement, so that none is lost."""
+    """Write the results; called after each measurement, so that none is lost."""
     if given.out is None:
         return
     kept["machine"] = describe_machine() | {"stolen_percent": stolen.percent()}

@@ -1,20 +1,19 @@
-"""Many chats and long ones: how long a running chat stands still, how soon the next turn begins, what a restart costs,
-and what memory long contexts take.
+"""Measure concurrent and long chats: pauses of running answers, first tokens of later turns, restarts, and memory.
 
     python benchmarks/chats.py build/synth-3b.gguf
     python benchmarks/chats.py build/synth-3b.gguf --parts gap --out benchmarks/results/chats.json
 
-- gap: an answer is written while a prompt of 4,096 tokens is read; every gap between two of its tokens.
-- turn: from asking for the second turn to its first token, for 1, 16 and 64 new tokens, beside a decode step.
-- next-turn: the same for a conversation of messages whose answer has ended, with and without thoughts before it: a
-  second question of eight words, asked at once and after a second in which the engine could read ahead.
-- typed: the same for second questions of 8 and of 200 words, asked at once and a second or two after the engine was
-  told of them, as it is while they are typed.
-- restore: 8,192 tokens of conversation, written by one process, come back in others, from the page cache and from the
-  disk, beside reading the files and nothing else.
-- memory-64k, memory-128k: resident memory with the whole context filled, in k8v4 and k4v3.
+- gap: the times between the tokens of an answer while a prompt of 4,096 tokens is prefilled.
+- turn: the time to the first token of a second turn with 1, 16 and 64 new tokens, and the time of a decode step.
+- next-turn: the same for a second question of eight words in a chat, after an answer with and without reasoning, asked
+  immediately or after a second in which the engine can prefill ahead.
+- typed: the same for second questions of 8 and 200 words, which the engine receives not at all, or one or two seconds
+  before they are sent, as while a user types.
+- restore: 8,192 tokens of a conversation that one process wrote to the on-disk cache are restored by others, from the
+  page cache and from the disk; for comparison, the time to read the files.
+- memory-64k, memory-128k: resident memory with a full context, in k8v4 and k4v3.
 
-Each part runs in a process of its own and takes about a minute; `--out` replaces the figures of those that ran.
+Each part runs in a separate process and takes about a minute; `--out` replaces the results of the parts that ran.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ QUESTION = "And what should I do about it now?"
 SENTENCE = "The sea is wide and cold. "
 QUESTION_TOKENS = 128
 TYPED = ((8, 0.0), (8, PAUSE_S), (200, 0.0), (200, PAUSE_S), (200, 2 * PAUSE_S))
-"""Words, and how long before they are sent the engine is told of them (0: not at all)."""
+"""Number of words, and seconds before they are sent at which the engine receives them (0: not at all)."""
 VOCABULARY = ["sea", "wide", "cold", "land", "fish", "ship", "wind", "rain", "stone", "river", "bird", "sand"]
 KEPT_TOKENS = 8192
 WAIT_SECONDS = 120.0
@@ -57,10 +56,10 @@ Stats = dict[str, Any]
 
 
 def gap(file: Path, chats: int = 1) -> Stats:
-    """Gaps between the tokens of answers while a long prompt is read beside them."""
+    """Measure the times between tokens of answers while a long prompt is prefilled."""
     with load(file, PROMPT_TOKENS + 2048) as engine:
         meter = EngineMeter(engine, seed=1)
-        # The pace of reading is known, as in an engine that has read before.
+        # The engine learns the speed of prefill, as it would have by now in a running server.
         meter.watched(meter.random_ids(FIRST_TURN_TOKENS), 1)
         running = [GenerationWatch(engine.submit(meter.random_ids(8), meter.params(1500))) for _ in range(chats)]
         while min(len(watch.times) for watch in running) < 16:
@@ -88,7 +87,7 @@ def gap(file: Path, chats: int = 1) -> Stats:
 
 
 def turn(file: Path, repeats: int = 3) -> Stats:
-    """The first token of second turns."""
+    """Measure the time to the first token of second turns."""
     firsts: dict[int, list[float]] = {new: [] for new in NEW_TOKENS}
     steps: list[float] = []
     with load(file, 2048) as engine:
@@ -99,7 +98,7 @@ def turn(file: Path, repeats: int = 3) -> Stats:
                 steps.append(step)
                 firsts[new].append(first)
         for new in NEW_TOKENS:
-            del firsts[new][0]  # the first round brings pages and recorded steps in
+            del firsts[new][0]  # the first round warms up pages and records steps
         step = statistics.median(steps)
         return about(engine) | {
             "first_turn_tokens": FIRST_TURN_TOKENS + GENERATION_TOKENS,
@@ -114,8 +113,9 @@ def turn(file: Path, repeats: int = 3) -> Stats:
 
 
 def second_turn(engine: Engine, meter: EngineMeter, new: int) -> tuple[int, float, float]:
-    """Tokens it found cached, seconds of a decode step in the first turn, seconds to its first token."""
-    word = next(iter(meter.params(1).logit_bias))  # an answer of one word again and again: its tokens are known
+    """Return cached tokens of a second turn, seconds of a decode step in the first turn, and seconds to the second
+    turn's first token."""
+    word = next(iter(meter.params(1).logit_bias))  # the answer repeats one word, so that its tokens are known
     params = SamplingParams(max_tokens=GENERATION_TOKENS, temperature=0.0, logit_bias={word: 100.0})
     prompt = meter.random_ids(FIRST_TURN_TOKENS)
     first_turn = GenerationWatch(engine.submit(prompt, params))
@@ -128,11 +128,11 @@ def second_turn(engine: Engine, meter: EngineMeter, new: int) -> tuple[int, floa
 
 
 def next_turn(file: Path, repeats: int = 2) -> Stats:
-    """First tokens of second turns of conversations, asked for at once and after a second."""
+    """Measure the time to the first token of second questions, asked immediately and after a second."""
     rows, steps = [], list[float]()
     with load(file, 2048) as engine:
         meter = EngineMeter(engine, seed=1)
-        conversation(engine, meter, PAUSE_S, thinks=False)  # brings pages and recorded steps in
+        conversation(engine, meter, PAUSE_S, thinks=False)  # warms up pages and records steps
         for thinks in (False, True):
             for pause_s in (0.0, PAUSE_S):
                 timed = [conversation(engine, meter, pause_s, thinks) for _ in range(repeats)]
@@ -147,7 +147,7 @@ def next_turn(file: Path, repeats: int = 2) -> Stats:
 
 
 def typed(file: Path, repeats: int = 3) -> Stats:
-    """First tokens of second turns whose words the engine was told of while they were typed, or not."""
+    """Measure the time to the first token of second questions with and without prefill while they are typed."""
     rows, steps, words = [], list[float](), random.Random(1)
     with load(file, 2048) as engine:
         meter = EngineMeter(engine, seed=1)
@@ -162,7 +162,7 @@ def typed(file: Path, repeats: int = 3) -> Stats:
                         engine.speculative_prefill(draft, options=RequestOptions(thinking=thinks))
                         time.sleep(pause_s)
                     timed.append(answered(engine, meter, draft, thinks))
-                del timed[0]  # brings pages and recorded steps in
+                del timed[0]  # the first warms up pages and records steps
                 new = [usage.prompt_tokens - usage.cached_tokens for usage, _, _ in timed]
                 firsts = [first for _, first, _ in timed]
                 steps += [step for _, _, step in timed]
@@ -175,14 +175,14 @@ def typed(file: Path, repeats: int = 3) -> Stats:
 
 
 def conversation(engine: Engine, meter: EngineMeter, pause_s: float, thinks: bool) -> tuple[Usage, float, float]:
-    """What the second turn read, seconds to its first token, and seconds of a decode step of it."""
+    """Return usage, seconds to the first token and seconds of a decode step for a second question."""
     history = begun(engine, meter, thinks)
     time.sleep(pause_s)
     return answered(engine, meter, [*history, Message("user", QUESTION)], thinks)
 
 
 def begun(engine: Engine, meter: EngineMeter, thinks: bool) -> list[Message]:
-    """A question and its answer."""
+    """Return a question and its answer."""
     thought = f"<think>\n{SENTENCE}\n</think>\n" if thinks else ""
     said = engine.tokenize(f"{thought}{6 * SENTENCE}<|im_end|>", special=True)
     question = Message("user", engine.detokenize(meter.random_ids(QUESTION_TOKENS)))
@@ -194,7 +194,7 @@ def begun(engine: Engine, meter: EngineMeter, thinks: bool) -> list[Message]:
 
 
 def answered(engine: Engine, meter: EngineMeter, messages: list[Message], thinks: bool) -> tuple[Usage, float, float]:
-    """What a turn read, seconds to its first token, and seconds of a decode step of it."""
+    """Return usage, seconds to the first token and seconds of a decode step of an answer."""
     params = meter.params(4)
     asked = time.perf_counter()
     watch = GenerationWatch(engine.submit(messages, params, RequestOptions(thinking=thinks)))
@@ -203,7 +203,7 @@ def answered(engine: Engine, meter: EngineMeter, messages: list[Message], thinks
 
 
 class Scripted:
-    """Draws given tokens: random weights end no answer by themselves."""
+    """Sampler that returns given tokens, because a model with random weights does not end answers."""
 
     def __init__(self, tokens: list[int]) -> None:
         self._left = list(tokens)
@@ -213,7 +213,7 @@ class Scripted:
 
 
 def restore(file: Path) -> Stats:
-    """Write a conversation in one process; bring it back in others, from the page cache and from the disk."""
+    """Write a conversation in one process; restore it in others, from the page cache and from the disk."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         written = run_alone(file, "restore-write", folder)
         files = [path for path in Path(folder).iterdir() if path.is_file()]
@@ -237,7 +237,7 @@ def restore(file: Path) -> Stats:
 
 
 def drop_from_memory(files: list[Path]) -> None:
-    """What is read next has to come from the disk."""
+    """Drop files from the page cache, so that they are read from the disk."""
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -246,7 +246,7 @@ def drop_from_memory(files: list[Path]) -> None:
 
 
 def restore_write(file: Path, folder: str) -> Stats:
-    """The conversation is laid from copies, written by the engine as any other."""
+    """Fill the cache with copies of a block, and let the engine write them to disk as usual."""
     with load(file, KEPT_TOKENS + 512, cache_dir=folder) as engine:
         meter = EngineMeter(engine, seed=1)
         began = time.perf_counter()
@@ -260,10 +260,10 @@ def restore_write(file: Path, folder: str) -> Stats:
 
 
 def restore_read(file: Path, folder: str) -> Stats:
-    """The first token behind what was kept, and the one after the same again with all in memory."""
+    """Measure the time to the first token with the conversation on disk, and again with it in memory."""
     with load(file, KEPT_TOKENS + 512, cache_dir=folder) as engine:
         meter = EngineMeter(engine, seed=1)
-        prompt = meter.random_ids(KEPT_TOKENS)  # the same seed, the same conversation
+        prompt = meter.random_ids(KEPT_TOKENS)  # the same seed gives the same conversation
         meter.watched(meter.random_ids(1), 4)
         first, found = first_token(engine, meter, [*prompt, *meter.random_ids(1)])
         again, _ = first_token(engine, meter, [*prompt, *meter.random_ids(1)])
@@ -276,7 +276,7 @@ def restore_read(file: Path, folder: str) -> Stats:
 
 
 def first_token(engine: Engine, meter: EngineMeter, prompt: list[int]) -> tuple[float, int]:
-    """Seconds to it, and how much of the prompt was cached."""
+    """Return the seconds to the first token, and the number of cached prompt tokens."""
     asked = time.perf_counter()
     watch = GenerationWatch(engine.submit(prompt, meter.params(1)))
     watch.finish()
@@ -284,7 +284,7 @@ def first_token(engine: Engine, meter: EngineMeter, prompt: list[int]) -> tuple[
 
 
 def memory(file: Path, context: int, kv: KVChoice) -> Stats:
-    """Resident memory with a filled context: at its highest, and while an answer stands at its end."""
+    """Measure resident memory with a full context: its peak, and its value after an answer at the context's end."""
     with load(file, context, kv=kv) as engine:
         meter = EngineMeter(engine, seed=1)
         depth = context - TILE_POSITIONS
@@ -304,14 +304,14 @@ def memory(file: Path, context: int, kv: KVChoice) -> Stats:
 
 
 def memory_mb(name: str) -> float:
-    """A line of /proc/self/status in 10^6 bytes."""
+    """Return a value of /proc/self/status in 10^6 bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{name}:"))
 
 
 def load(file: Path, context: int, kv: KVChoice = "auto", cache_dir: str | None = None) -> Engine:
-    """As `notso serve` would, but without guessing ahead, and the weights where they are to stay: just after a start,
-    which is when conversations come back, in the file."""
+    """Load an engine as `notso serve` does, but without speculative decoding, and wait for its final weight placement.
+    With `cache_dir`, weights stay in the mapped file, as just after a start, when conversations are restored."""
     weights: Placement = "packed" if cache_dir is None else "mmap"
     engine = Engine.load(file, context_tokens=context, kv=kv, cache_dir=cache_dir, speculation=False, weights=weights)
     engine.wait_for_placement(WAIT_SECONDS)
@@ -319,18 +319,18 @@ def load(file: Path, context: int, kv: KVChoice = "auto", cache_dir: str | None 
 
 
 def about(engine: Engine) -> Stats:
-    """What the figures hold for."""
+    """Return the conditions of the measurement."""
     info = engine.info
     return {"kernels": info.kernels, "threads": info.threads, "weights": engine.weight_placement}
 
 
 def gaps(watch: GenerationWatch) -> list[tuple[float, float]]:
-    """When each token but the first came, and how long after the one before."""
+    """Return the arrival time of each token but the first, and its distance from the preceding token."""
     return list(zip(watch.times[1:], watch.steps, strict=True))
 
 
 def quantile(values: list[float], percent: int) -> float:
-    """The smallest value that so many percent do not exceed."""
+    """Return a percentile of values."""
     return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
 
 
@@ -339,7 +339,7 @@ def milliseconds(seconds: float) -> float:
 
 
 class BusyTime:
-    """What other programs took of the processors since this was made: gaps and turns feel it."""
+    """CPU time of other programs since construction, which lengthens the measured times."""
 
     def __init__(self) -> None:
         self._busy, self._ours, self._began = busy_seconds(), child_seconds(), time.monotonic()
@@ -350,13 +350,13 @@ class BusyTime:
 
 
 def busy_seconds() -> float:
-    """Of all processors, since they were started: everything but idling and waiting for disks."""
+    """Return the seconds that all processors were neither idle nor waiting for disks since boot."""
     spent = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(spent) - spent[3] - spent[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def child_seconds() -> float:
-    """What processes of ours took that have ended."""
+    """Return the CPU seconds of child processes that have ended."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -365,7 +365,7 @@ PARTS = ("gap", "turn", "next-turn", "typed", "restore", *MEMORY_PARTS)
 
 
 def run_part(file: Path, part: str, folder: str) -> Stats:
-    """One part, in this process."""
+    """Run a part in this process."""
     if part in MEMORY_PARTS:
         return memory(file, *MEMORY_PARTS[part])
     if part == "restore-write":
@@ -376,7 +376,7 @@ def run_part(file: Path, part: str, folder: str) -> Stats:
 
 
 def run_alone(file: Path, part: str, folder: str = "") -> Stats:
-    """One part, in a process of its own."""
+    """Run a part in a separate process."""
     command = [sys.executable, __file__, str(file), "--here", part, "--folder", folder]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: Stats = json.loads(run.stdout)
@@ -387,7 +387,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     parser.add_argument("--here", help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()

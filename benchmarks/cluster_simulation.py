@@ -1,16 +1,17 @@
-"""Simulates 10 to 200 machines by the step costs that one machine has measured: what routing does to the cache and to
-the first token, while machines die. Every figure it prints is simulated.
+"""Simulate the effect of routing on cache hits and on the time to the first token in clusters of 10 to 200 machines,
+with machine failures. Every printed figure is simulated, from step times measured on one machine.
 
     python benchmarks/cluster_simulation.py --out benchmarks/results/cluster-simulation.json
 
-A machine computes one step after another. A step takes one token of each answer that is written and up to PREFILL_ROWS
-tokens of the prompt that waits longest, and lasts as `benchmarks/results` has measured for so many rows. People begin
-conversations at random moments, read, think and ask again; of a prompt what the machine holds in its cache is free,
-the least recently used conversations leave it when it is full. A machine that dies loses its cache and what it was
-computing, which is asked again elsewhere; another takes its place later, empty.
+A machine computes steps one after another. A step processes one token of each running answer and up to PREFILL_ROWS
+tokens of the prompt that has waited longest; its duration was measured (`benchmarks/results`) for its number of rows.
+Users begin conversations at random times, read, think and ask again. Cached parts of a prompt take no time; when a
+cache is full, the least recently used conversations are evicted. A machine that fails loses its cache and its requests,
+which are sent to other machines; later, a new machine with an empty cache replaces it.
 
-`random` takes any machine that is up; `least loaded` the one with the fewest requests; `affinity` the one that the
-conversation hashes to on a ring of 64 points for each machine, so that a death moves only what was there.
+Policies: `random` chooses any running machine, `least loaded` the one with the fewest requests, and `affinity` the one
+that the conversation hashes to on a ring with 64 points per machine, so that a failure moves only the conversations of
+the failed machine.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ POLICIES = ("random", "least loaded", "affinity")
 PREFILL_ROWS = 64
 MOST_ANSWERS = 16
 CACHE_TOKENS = 160_000
-"""6 GB of keys and values in k8v8, at 36,864 bytes a position."""
+"""6 GB of keys and values in k8v8, at 36,864 bytes per position."""
 SYSTEM_TOKENS = 300
-"""Of every conversation, the same: on each machine after its first request."""
+"""System prompt, the same in every conversation, which a machine has cached after its first request."""
 QUESTION_TOKENS, ANSWER_TOKENS = (20, 200), (50, 350)
 TURNS = (1, 10)
 THINKING_SECONDS = (5.0, 60.0)
@@ -44,7 +45,7 @@ WARM_UP_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds of a step by its rows, between measured points in a straight line."""
+    """Milliseconds of a step by its number of rows, interpolated linearly between measurements."""
 
     rows: tuple[int, ...]
     ms: tuple[float, ...]
@@ -84,7 +85,7 @@ class Request:
 
 @dataclass(eq=False)
 class Machine:
-    """`cache` holds conversations and how many of their tokens are here, the least recently used first."""
+    """`cache` maps conversations to the number of cached tokens, least recently used first."""
 
     number: int
     up: bool = True
@@ -133,7 +134,8 @@ class Outcome:
 
 
 class Simulation:
-    """One run. `people` come in the mean per machine and minute; a machine lives `life_seconds` in the mean."""
+    """A simulation run. `people`: mean number of new conversations per machine per minute; `life_seconds`: mean time to
+    a machine's failure."""
 
     def __init__(
         self,
@@ -147,9 +149,9 @@ class Simulation:
         life_seconds: float,
     ) -> None:
         self.outcome = Outcome(machines, routing)
-        self._rng = random.Random(seed)  # who comes when is the same for every routing
+        self._rng = random.Random(seed)  # arrivals, the same for every policy
         self._luck = random.Random(seed + 1)
-        self._fate = random.Random(seed + 2)  # and which machine dies when
+        self._fate = random.Random(seed + 2)  # failures
         self._costs, self._seconds = costs, seconds
         self._machines = [Machine(number) for number in range(machines)]
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -213,7 +215,7 @@ class Simulation:
             self._step(machine, now)
 
     def _step(self, machine: Machine, now: float) -> None:
-        """Begin one: its rows are chosen now, what they give is there when it ends."""
+        """Start a step: its rows are chosen now, and its results are available when it ends."""
         reading = machine.waiting[0] if machine.waiting and len(machine.writing) < MOST_ANSWERS else None
         rows = len(machine.writing)
         if reading is not None:
@@ -276,9 +278,9 @@ def _hashed(text: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--machines", type=int, nargs="+", default=[10, 50, 100, 200])
-    parser.add_argument("--minutes", type=float, default=20.0, help="of simulated time")
-    parser.add_argument("--people", type=float, default=1.2, help="who begin a conversation, per machine and minute")
-    parser.add_argument("--life-minutes", type=float, default=60.0, help="how long a machine lives in the mean")
+    parser.add_argument("--minutes", type=float, default=20.0, help="minutes of simulated time")
+    parser.add_argument("--people", type=float, default=1.2, help="new conversations per minute per machine")
+    parser.add_argument("--life-minutes", type=float, default=60.0, help="mean time to a machine's failure")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Whether a GPU gives the CPU's bits: every kernel on random work, and with --model whole answers of a file.
+"""Check that a GPU gives the same bits as the CPU: every kernel with random data, and with --model, complete answers.
 
     python benchmarks/cuda_bits.py [--device cuda:0] [--small] [--model FILE.gguf] [--json OUT]
 
-Exit code 1 where anything differs. --small is for the sanitizer, under which a kernel takes a thousand times as long.
+The exit code is 1 if anything differs. --small is for the sanitizer, which slows kernels down a thousandfold.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from notso.qtensor import CPU, CUDA, FORMATS_BY_NAME, differing_operations
 from notso.smollm3 import Engine, SamplingParams
 
 SMALL = ("Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q5_1", "IQ3_XXS")
-"""For the sanitizer: three kernels of their own, and three ways of those that serve many formats."""
+"""Formats for the sanitizer: three with dedicated kernels, and three for variants of the kernels for many formats."""
 POSITIONS, ANSWER_TOKENS, ROUNDS = 64, 200, 3
 CONTEXT_TOKENS = 1024
 
 
 def kernels(device: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Each operation, by name, whose bits differ."""
+    """Return the names of operations with different results."""
     gpu = CUDA(int(device.partition(":")[2] or 0))
     found = differing_operations(gpu, CPU.configured(), [FORMATS_BY_NAME[name] for name in names])
     return {"device": gpu.name, "kernels": gpu.kernels, "formats": names, "differ": found}
 
 
 def answers(device: str, model: Path | None) -> dict[str, Any]:
-    """Logits after each of some positions, and a greedy and some seeded answers, on both devices."""
+    """Compare logits at some positions, a greedy answer and some seeded answers on both devices."""
     differ, text = list[str](), dict[str, list[str]]()
     logits, ids = dict[str, Any](), np.random.default_rng(4).integers(100, 3000, POSITIONS).tolist()
     for name in ("cpu", device):

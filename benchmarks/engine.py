@@ -1,9 +1,9 @@
-"""`notso bench` for each kernel family this CPU has, in turns, so that a slow minute strikes all of them.
+"""Run `notso bench` for each kernel family of this CPU, alternately, so that a slow minute affects all of them.
 
     python benchmarks/engine.py build/synth-3b.gguf --rounds 3 -- --prefill 512 --depth 0
 
-What follows `--` goes to `notso bench`. Each result is kept in benchmarks/results/local/; the table shows the median
-over the rounds.
+Arguments after `--` are passed to `notso bench`. Results are stored in benchmarks/results/local/; the printed table has
+the medians over the rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT = Path(__file__).parent / "results" / "local"
 
 
 def measure(file: Path, kernels: str, options: list[str]) -> dict[str, Any]:
-    """One run of `notso bench` in a process of its own, with one family of kernels forced."""
+    """Run `notso bench` in a separate process with a given kernel family."""
     command = [sys.executable, "-m", "notso", "bench", str(file), "--json", "--repeat", "1", *options]
     run = subprocess.run(
         command,
@@ -38,7 +38,7 @@ def measure(file: Path, kernels: str, options: list[str]) -> dict[str, Any]:
 
 
 def rates(result: dict[str, Any]) -> dict[str, float]:
-    """The figures of one run by the name of their column."""
+    """Return the results of a run by column name."""
     found = {"GB/s": result["bandwidth_gb_s"]}
     found |= {f"prefill {row['tokens']}": row["tok_s"] for row in result["prefill"]}
     return found | {f"decode at {row['depth']}": row["tok_s"] for row in result["decode"]}
@@ -70,7 +70,7 @@ def main() -> None:
     for kernels, runs in results.items():
         medians = [statistics.median(rates(run)[column] for run in runs) for column in columns]
         print(f"| {kernels} | {' | '.join(f'{median:.1f}' for median in medians)} |")
-    print(f"\nkept in {kept}", file=sys.stderr)
+    print(f"\nresults written to {kept}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""What holding an answer to a grammar costs: microseconds for each token's mask, and for each row it is put on.
+"""Measure the cost of constraining an answer to a grammar: microseconds per token for the mask, and for applying it.
 
     python benchmarks/grammars.py
     python benchmarks/grammars.py --gguf SmolLM3-Q4_K_M.gguf
 
-Each grammar is followed for some hundred tokens drawn at random among those it allows, which is harder than following
-a model: chance looks for strange places. `mask` asks which tokens may follow, `row` puts minus infinity on the others.
-The tokenizer is that of the file given (its tensors are not read), else the demo model's.
+Each grammar is followed for some hundred tokens that are drawn at random from those it allows; this is harder than
+following a model, because random tokens reach unusual states. `mask` determines which tokens may follow, and `row`
+also sets the logits of the others to minus infinity. The tokenizer is read from the given file (its tensors are not
+read), or from the demo model.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ CASES = {
 def follow(
     grammars: Grammars, tokenizer: Tokenizer, grammar: Grammar, tokens: int
 ) -> tuple[float, list[float], list[float]]:
-    """Seconds to begin, for each mask, and for each row (mask included)."""
+    """Return the seconds to start, for each mask, and for each row (including the mask)."""
     chance = np.random.default_rng(1)
     logits = chance.standard_normal(tokenizer.vocab_size).astype(np.float32)
     masks: list[float] = []
@@ -71,9 +72,9 @@ def follow(
 
 
 def main() -> None:
-    """Print a row for each grammar."""
+    """Print a table row for each grammar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gguf", type=Path, help="whose tokenizer; default: the demo model's")
+    parser.add_argument("--gguf", type=Path, help="file to read the tokenizer from (default: the demo model)")
     parser.add_argument("--tokens", type=int, default=300)
     arguments = parser.parse_args()
     path = arguments.gguf or demo_path()
@@ -82,9 +83,9 @@ def main() -> None:
     start = time.perf_counter()
     grammars.matcher([answer_part(Grammar("regex", "a"))], "grammar")
     print(
-        f"{tokenizer.vocab_size:,} tokens; the library's own vocabulary took {time.perf_counter() - start:.2f} s once"
+        f"{tokenizer.vocab_size:,} tokens; building the library's vocabulary took {time.perf_counter() - start:.2f} s"
     )
-    print("| grammar | begin, ms | mask, us: median | 99 of 100 | most | row, us: median |")
+    print("| grammar | start, ms | mask, us: median | p99 | max | row, us: median |")
     print("|---|---|---|---|---|---|")
     for name, grammar in CASES.items():
         started, masks, rows = follow(grammars, tokenizer, grammar, arguments.tokens)

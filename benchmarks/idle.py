@@ -1,10 +1,10 @@
-"""What a server holds and does while nobody asks: resident memory, wake-ups, and the seconds to the page's first byte.
+"""Measure an idle server: resident memory, wake-ups, and the seconds from its start to the page's first byte.
 
     python benchmarks/idle.py [--seconds 20] [--front-end] [MODEL.gguf]
 
-It begins a server of its own with the demo, or with that model, in a data directory that is thrown away; or a front end
-beside such a server, which is ready by then and counts for nothing. Wake-ups are
-the voluntary context switches of all its threads, counted after so many seconds of rest. Linux only.
+Starts a server with the demo model or the given model and a temporary data directory; with --front-end, starts and
+measures a front end of such a server. Wake-ups are the voluntary context switches of all threads of the server, counted
+for --seconds after a rest. Linux only.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pathlib import Path
 from notso.smollm3.diagnostics.benchmark import describe_machine
 
 REST_SECONDS = 10.0
-"""So long what the start leaves behind is done: weights on large pages, captured steps, the folded log of the store."""
+"""Time for background work after the start: copying weights, capturing steps, the database's checkpoint."""
 
 WAIT_SECONDS = 300.0
 
 
 def wait_for(address: str, server: subprocess.Popen[bytes]) -> float:
-    """Until the address gives its first byte; the time of that."""
+    """Wait until the address returns its first byte, and return the time."""
     ends = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < ends and server.poll() is None:
         try:
             with urllib.request.urlopen(address, timeout=WAIT_SECONDS) as answer:
                 answer.read(1)
                 return time.monotonic()
-        except OSError:  # nobody listens yet, or the model is being loaded
+        except OSError:  # the server does not listen yet, or is loading the model
             time.sleep(0.01)
     raise SystemExit(f"{address} did not answer")
 
@@ -59,9 +59,11 @@ def switches(process: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path, help="default: the demo")
-    parser.add_argument("--seconds", type=float, default=20.0, help="to count wake-ups in")
-    parser.add_argument("--front-end", action="store_true", help="measure one, whose engine is another server")
+    parser.add_argument("model", nargs="?", type=Path, help="default: the demo model")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds to count wake-ups")
+    parser.add_argument(
+        "--front-end", action="store_true", help="measure a front end that uses another server's engine"
+    )
     options = parser.parse_args()
     port, serving = free_port(), [sys.executable, "-m", "notso", "serve", "--no-browser", "--port"]
     command = [*serving, str(port)]
@@ -97,10 +99,10 @@ def main() -> None:
         finally:
             server.terminate()
             server.wait()
-    machine, where = describe_machine(), ", computed elsewhere" if options.front_end else ""
-    print(f"{machine['cpu']}, Python {machine['python']}; {options.model or 'the demo'}{where}")
-    print(f"first byte of the page {page:.2f} s ({spent:.2f} s of the processors), ready {ready:.2f} s")
-    print(f"{resident:.1f} MB resident, {anonymous:.1f} MB of it not of files; {woken:.2f} wake-ups a second")
+    machine, where = describe_machine(), ", front end only" if options.front_end else ""
+    print(f"{machine['cpu']}, Python {machine['python']}; {options.model or 'demo model'}{where}")
+    print(f"first byte of the page after {page:.2f} s ({spent:.2f} s of CPU time), ready after {ready:.2f} s")
+    print(f"{resident:.1f} MB resident, of which {anonymous:.1f} MB anonymous; {woken:.2f} wake-ups per second")
 
 
 if __name__ == "__main__":

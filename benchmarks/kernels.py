@@ -1,9 +1,9 @@
-"""Each hot kernel beside its ceiling: reading beside the memory's bandwidth, multiplying beside the byte products.
+"""Compare each important kernel with its upper limit: the memory bandwidth, or the rate of byte products.
 
     python benchmarks/kernels.py --out benchmarks/results/kernels.json
 
-All threads, every kernel family this CPU has (or those named by --kernels), the 3B's shapes, random weights on large
-pages and more of them than any cache holds. Ceilings and kernels are measured in turns, medians count.
+Uses all threads, every kernel family of this CPU (or those given by --kernels), SmolLM3-3B's shapes, and random weights
+on huge pages that exceed any cache. Limits and kernels are measured alternately, and medians are reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from notso.system.processors import usable_cores
 
 COLUMNS = (1, 2, 4, 8, 16, 64, 512)
 ROWS, WIDTH = 11008, 2048
-WEIGHT_BYTES = 400 << 20  # no cache holds it
+WEIGHT_BYTES = 400 << 20  # exceeds any cache
 HEADS, KV_HEADS, DIM = 16, 4, 128
 DEPTHS = (512, 4096, 32768)
 PREFILL_ROWS = 512
@@ -53,17 +53,17 @@ OPS = CPU()
 
 @dataclass(frozen=True)
 class Case:
-    """A call, what it reads in bytes or multiplies in operations, and which ceiling that is compared with."""
+    """A call, the bytes it reads or the operations it performs, and the limit to compare with."""
 
     name: str
     call: Callable[[], None]
     amount: float
     ceiling: str  # "read" or "multiply"
-    attention: str = "auto"  # "vectors" for the other way, where tiles are taken
+    attention: str = "auto"  # "vectors": measured only if the default is tiles
 
 
 def products(format: Format) -> list[Case]:
-    """`format` weights times 1 to 512 columns; with few, reading them is what takes the time."""
+    """Return products of `format` weights with 1 to 512 columns; with few columns, reading weights limits the speed."""
     size = ROWS * WIDTH // 256 * format.block_bytes
     count = -(-WEIGHT_BYTES // size)
     arena = HugePageArena(count * size, count)
@@ -91,7 +91,7 @@ def products(format: Format) -> list[Case]:
 
 
 def attention(kv_format: str, rows: int, depth: int) -> Case:
-    """The last `rows` of `depth` positions, in the 3B's shapes."""
+    """Return attention of the last `rows` of `depth` positions, in SmolLM3-3B's shapes."""
     tiles = -(-depth // TILE_POSITIONS)
     [pool] = OPS.key_value_pools(1, tiles, KV_HEADS, DIM, kv_format)  # type: ignore[arg-type]
     tables = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
@@ -117,7 +117,7 @@ def attention(kv_format: str, rows: int, depth: int) -> Case:
 
 
 def by_vectors(case: Case) -> Case:
-    """The same without tiles."""
+    """Return the same case without tiles."""
 
     def call() -> None:
         kernel_choice.use_attention("vectors")
@@ -128,7 +128,7 @@ def by_vectors(case: Case) -> Case:
 
 
 def cases_of(kv_formats: list[str]) -> list[Case]:
-    """Everything that is measured."""
+    """Return all cases."""
     found = [*products(Q4_K), *products(Q6_K)]
     found += [attention(f, 1, depth) for f in kv_formats for depth in DEPTHS]
     prompts = [attention(f, PREFILL_ROWS, depth) for f in kv_formats for depth in PREFILL_DEPTHS]
@@ -136,7 +136,7 @@ def cases_of(kv_formats: list[str]) -> list[Case]:
 
 
 def rate(case: Case) -> float:
-    """Amount per second of one call, in units of 10^9; calls too short to time are made again and again."""
+    """Return the amount per second of a call, in units of 10^9; short calls are repeated."""
     calls, seconds, started = 0, 0.0, time.perf_counter()
     while seconds < LEAST_SECONDS:
         case.call()
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--kv", nargs="+", default=list(KV_FORMATS), choices=KV_FORMATS)
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     given = parser.parse_args()
 
     kernel_choice.set_threads(given.threads or usable_cores())

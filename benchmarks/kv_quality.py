@@ -1,12 +1,12 @@
-"""What each format of the key-value cache changes in the demo model's predictions, and what it takes.
+"""Measure how each format of the KV cache changes the demo model's predictions, and its size.
 
     python benchmarks/kv_quality.py --out benchmarks/results/kv-quality.json
     python benchmarks/kv_quality.py --weights --out benchmarks/results/kv-by-weights.json
 
-The text is the demo model's own: the greedy answers of long conversations, each answer judged behind everything said
-before it. Answers count that begin at position 256 or later, for before that every format keeps 8 bits. Compared with
-the cache in half precision: how often the likeliest token is the same, the mean divergence in nats, and the perplexity
-of the text. With `--weights` the cache's share is compared with that of the weights' format, on random weights.
+The texts are greedy answers of the demo model in long conversations, each evaluated after everything before it. Only
+answers that begin at position 256 or later count, because before that, every format keeps 8 bits. Compared with a cache
+in half precision are the share of positions with the same most likely token, the mean KL divergence in nats, and the
+perplexity of the text. `--weights` compares the error of the cache with that of quantized weights, on random weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from notso.smollm3.sampling.sampler import log_probabilities
 
 FINE_TOKENS = 256
 GENERATION_TOKENS = 100
-EVERY = 3  # turns: each is judged behind all before it, which takes its time
+EVERY = 3  # evaluate every third turn, to save time
 CONTEXT = 2048
 ASKED = (
     "What is {} + {}?",
@@ -47,7 +47,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 def conversation(engine: Engine, seed: int) -> list[tuple[list[int], int]]:
-    """The turns of one long conversation: all ids up to the end of an answer, and where the answer begins."""
+    """Return the turns of a long conversation: all ids up to the end of an answer, and the position of the answer."""
     source = random.Random(seed)
     messages: list[Message] = []
     turns: list[tuple[list[int], int]] = []
@@ -65,7 +65,7 @@ def conversation(engine: Engine, seed: int) -> list[tuple[list[int], int]]:
 
 
 def by_weights() -> dict[str, Any]:
-    """Random weights as floats and quantized, in each of the caches that `--kv auto` chooses from."""
+    """Measure random weights, float and quantized, with each cache format that `--kv auto` chooses from."""
     shape = {"layers": 12, "hidden": 1024, "ffn": 2816, "heads": 8, "kv_heads": 2, "vocab": 8192}
     ids = np.random.default_rng(0).integers(0, shape["vocab"] // 2, 1024).tolist()
     rows: list[dict[str, Any]] = []

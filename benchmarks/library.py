@@ -1,11 +1,11 @@
-"""Documents end to end on a real server: parsing, the first question, later ones, and the disk they use.
+"""Measure documents on a real server: parsing, the first question, later questions, and disk usage.
 
     notso synth build/words-3b.gguf --tokenizer tokenizer.json
     python benchmarks/library.py build/words-3b.gguf --pages 30 --files 200 --book 500
 
-Measures a PDF of some pages, a folder of text files, and of a book the parsing of all pages and two parts of "ask every
-part"; the rest of the book is calculated from these. Times are those of a user of the page, who asks over HTTP; the
-figures of a prompt are those that the page shows. Answers are cut off. Run it on a quiet machine.
+Measures a PDF of some pages, a folder of text files, and for a book, parsing of all pages and two parts of "ask every
+part"; the figures for the whole book are extrapolated. Times are measured over HTTP, as for a user of the page, and the
+figures of prompts are those that the page shows. Answers are truncated. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from documents.made import text_pdf  # noqa: E402
 from server import Server  # noqa: E402
 
 ANSWER_TOKENS = 16
-"""A model with random weights ends no answer."""
+"""Limit of answers, because a model with random weights does not end them."""
 WORDS_A_PAGE = 380
 WORDS_A_LINE = 12
 PARTS = 2
-"""Of the book, that are read."""
+"""Number of parts of the book that are read."""
 NUMBERS = re.compile(
     r"prompt: ([\d,]+) tokens in ([\d.]+) s(?:, ([\d,]+) cached)?.*?first token after ([\d.]+) s", re.S
 )
 
 
 def words() -> list[str]:
-    """Words of the documentation, which tokenizers know."""
+    """Return the words of the documentation, which are in the vocabulary of tokenizers."""
     text = " ".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
     return [each for each in re.findall(r"[a-z]{2,}", text) if each.isascii()]
 
@@ -62,7 +62,7 @@ class User:
         self._server = server
 
     def send(self, path: str, body: bytes) -> tuple[str, str]:
-        """POST, without following redirects: the body, and where it leads."""
+        """Send a POST request without following redirects; return the body and the redirect's target."""
         request = urllib.request.Request(f"http://127.0.0.1:{self._server.port}{path}", body, method="POST")
         opener = urllib.request.build_opener(_Stays)
         try:
@@ -90,7 +90,7 @@ class User:
             time.sleep(0.05)
 
     def ask(self, text: str, *documents: str, **more: str) -> tuple[float, str]:
-        """Ask in a new chat; the seconds until the answer is there, and its page."""
+        """Ask in a new chat; return the seconds until the answer is complete, and the page."""
         fields: dict[str, str] = {"text": text, "key": new_id(), **more}
         for number, each in enumerate(documents, start=1):
             fields |= {f"file-{number}-name": "document", f"file-{number}-document": each}
@@ -133,7 +133,7 @@ def measure(user: User, folder: str, given: argparse.Namespace) -> None:
         sent = time.monotonic()
         user.parsed(document)
         print(
-            f"{name}, {pages} pages, {len(data) / 1e6:.1f} MB, some {tokens:,} tokens:"
+            f"{name}, {pages} pages, {len(data) / 1e6:.1f} MB, about {tokens:,} tokens:"
             f" uploaded in {sent - began:.2f} s, parsed after {time.monotonic() - sent:.2f} s,"
             f" disk {disk_mb(folder):.1f} MB",
             flush=True,
@@ -164,7 +164,7 @@ def measure(user: User, folder: str, given: argparse.Namespace) -> None:
     used = disk_mb(folder) - before
     share = all_tokens / tokens
     print(
-        f"  calculated for all {given.book} pages: first question {share * first:,.0f} s, later {share * later:,.0f} s,"
+        f"  extrapolated to {given.book} pages: first question {share * first:,.0f} s, later {share * later:,.0f} s,"
         f" disk {share * used:,.0f} MB"
     )
 
@@ -175,7 +175,9 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=30)
     parser.add_argument("--files", type=int, default=200)
     parser.add_argument("--book", type=int, default=500)
-    parser.add_argument("--part-pages", type=int, default=44, help="pages of the book that are about two parts")
+    parser.add_argument(
+        "--part-pages", type=int, default=44, help="number of pages that make about two parts of the book"
+    )
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
     stolen = StolenTime()

@@ -1,10 +1,11 @@
-"""A random model in SmolLM3-3B's shapes for OpenVINO: int4 weights, symmetric in groups of 64, with an int8 head.
+"""Create a model with random weights in SmolLM3-3B's shapes for OpenVINO: symmetric int4 weights in groups of 64, with
+an int8 head.
 
     python benchmarks/openvino_model.py build/openvino-3b
 
-Run it with a Python that has `optimum-intel`, `nncf`, `openvino-genai`, `torch` and `transformers`; nothing of ours is
-imported. It takes about three times the bfloat16 weights in memory (18 GB at full size) and some minutes. `notso bench
---compare openvino` reads the folder that NOTSO_OPENVINO_MODEL names.
+Run it with a Python that has `optimum-intel`, `nncf`, `openvino-genai`, `torch` and `transformers`; it imports nothing
+from notso. It takes some minutes, and memory of about three times the bfloat16 weights (18 GB at full size). Set
+NOTSO_OPENVINO_MODEL to the folder for `notso bench --compare openvino`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LIBRARIES = ("openvino", "openvino-genai", "optimum-intel", "nncf", "torch", "tr
 
 
 def random_model(layers: int, seed: int) -> Any:
-    """A SmolLM3 of random bfloat16 weights, as transformers initialises them."""
+    """Return a SmolLM3 with random bfloat16 weights, as initialized by transformers."""
     import torch
     from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
@@ -47,13 +48,13 @@ def random_model(layers: int, seed: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where to write the model")
-    parser.add_argument("--layers", type=int, default=36, help="fewer for a trial")
+    parser.add_argument("folder", type=Path, help="folder to write the model to")
+    parser.add_argument("--layers", type=int, default=36, help="number of layers; use fewer for a trial")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     missing = [name for name in LIBRARIES if not _version(name)]
     if missing:
-        sys.exit(f"this Python lacks {', '.join(missing)}")
+        sys.exit(f"not installed in this Python: {', '.join(missing)}")
 
     from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 

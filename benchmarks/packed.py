@@ -1,11 +1,11 @@
-"""Packed weights beside rows and tiles (`docs/kernels/packed.md`), by block format and number of batch rows.
+"""Compare packed weights with the layout of files (`docs/kernels/packed.md`), by block format and number of batch rows.
 
     python benchmarks/packed.py memory --formats Q4_K Q8_0 --batch-rows 1 2 4
     python benchmarks/packed.py cache
 
-`memory`: two threads, 200 MB of weights, medians, in GB/s of blocks, and the median share of a plain read that
-alternates with them. `cache`: one thread, 320 rows, minimum, in ns per row and block of 256; the call and the
-quantization of the activations are included. Both layouts alternate. On a busy machine, real-time priority helps
+`memory`: two threads and 200 MB of weights; medians in GB/s of blocks, and the median ratio to a plain read that
+alternates with them. `cache`: one thread and 320 rows; minima in ns per row and block of 256, including the call and
+the quantization of the activations. Both layouts are measured alternately. On a busy machine, real-time priority helps
 (`chrt -f 50 python ...`).
 """
 
@@ -34,7 +34,7 @@ FORMATS = ["Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8
 MEMORY_BYTES = 200 << 20
 READ_BYTES = 3 * ceilings.WINDOW_BYTES
 CACHED_ROWS = 320
-CACHED_SECONDS = 0.01  # of one measurement
+CACHED_SECONDS = 0.01  # duration of a measurement
 
 RNG = np.random.default_rng(1)
 OPS = CPU()
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def weights_of(name: str, columns: int, is_cached: bool) -> tuple[list[QTensor], list[Weight]]:
-    """Return weights in rows, on large pages as well, and packed: one in the cache, or as many as fill MEMORY_BYTES."""
+    """Return weights in rows and packed, both on huge pages: one that fits in the cache, or MEMORY_BYTES of them."""
     format = FORMATS_BY_NAME[name]
     rows = CACHED_ROWS if is_cached else 11008 * 2048 // columns // 64 * 64
     count = rows * columns // format.block_values
@@ -88,7 +88,7 @@ def products(x: np.ndarray, weights: Sequence[Weight], y: np.ndarray) -> Callabl
 
 
 def alternating(calls: dict[str, Callable[[], None]], rounds: int, at_least_s: float) -> dict[str, list[float]]:
-    """Return the seconds of each call, by round."""
+    """Return the seconds of each call in each round."""
     seconds = {name: list[float]() for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():

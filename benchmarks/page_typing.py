@@ -1,11 +1,11 @@
-"""How soon a key that is typed in a long chat is on the screen, in Chromium.
+"""Measure the latency from a key press to its display in a long chat, in Chromium.
 
     python benchmarks/page_typing.py src/notso/demo/demo.gguf
 
-On a machine that others use, `chrt -f 20` before it keeps their load out of the figures, and the result says so.
-The chat has 300 messages with code, tables and formulas, all of which are shown. A key counts from its event to the
-frame that shows it: the first task after the next animation frame. Keys come every 80 ms, as from a fast typist, and
-the page estimates the draft's tokens meanwhile, as always. The server runs on the same cores.
+On a busy machine, run it with `chrt -f 20` to exclude other load; the result records this. The chat has 300 messages
+with code, tables and formulas, all of which are shown. The latency of a key is the time from its event to the first
+task after the next animation frame. Keys are pressed every 80 ms, as by a fast typist, while the page estimates the
+tokens of the draft, as usual. The server runs on the same cores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WATCH = """() => {
 
 
 def measure(page: Page, url: str, messages: int, keys: int) -> tuple[int, list[float]]:
-    """Return the number of messages shown and the milliseconds of each key."""
+    """Return the number of messages shown and the latency of each key in milliseconds."""
     page.goto(url)
     turns = [{"role": "user", "content": f"Question {n}"} for n in range(messages // 2)]
     told = [each for turn in turns for each in (turn, {"role": "assistant", "content": ANSWER})]
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="the GGUF file")
     parser.add_argument("--messages", type=int, default=300)
     parser.add_argument("--keys", type=int, default=200)
-    parser.add_argument("--out", type=Path, help="a file for the JSON, too")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     given = parser.parse_args()
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:

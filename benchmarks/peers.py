@@ -1,9 +1,9 @@
-"""The whole comparison: `notso bench` beside each peer, all kernel families asked for, and the JSON of it kept.
+"""Run `notso bench` with each peer (another engine to compare with), and store the results as JSON.
 
     python benchmarks/peers.py build/synth-3b.gguf --peers llama.cpp openvino --repeat 7
 
-NOTSO_PEER_PYTHON_LLAMA_CPP and NOTSO_PEER_PYTHON_OPENVINO name each peer's Python where they differ; else
-NOTSO_PEER_PYTHON counts for both. What follows `--` goes to `notso bench`.
+NOTSO_PEER_PYTHON_LLAMA_CPP and NOTSO_PEER_PYTHON_OPENVINO are the Python interpreters of the peers; NOTSO_PEER_PYTHON
+is the default of both. Arguments after `--` are passed to `notso bench`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=["llama.cpp", "openvino"])
     parser.add_argument("--kernels", default="", help="force a kernel family")
     parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--name", default="", help="what the results are called beside the peer's name")
+    parser.add_argument("--name", default="", help="suffix of the result file's name")
     given = parser.parse_args(sys.argv[1:split])
     options = sys.argv[split + 1 :] or USUAL
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def main() -> None:
         name = "-".join(part for part in (peer.replace(".", "-") or "alone", given.kernels, given.name) if part)
         kept = RESULTS / f"{name}.json"
         kept.write_text(json.dumps(json.loads(run.stdout), indent=1) + "\n")
-        print(f"kept in {kept}", file=sys.stderr)
+        print(f"results written to {kept}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a plugin's process costs: its start, its memory, a call, and a row of logits there and back.
+"""Measure the cost of a plugin's process: its start, its memory, a call, and processing of a row of logits.
 
     python benchmarks/plugins.py [PLUGIN [TOOL [PROCESSOR]]]
 
-Without names it writes the plugin of `notso plugin new` to a folder of its own and takes that.
+Without arguments, it creates the plugin of `notso plugin new` in a temporary folder and measures that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = "cost"
 
 
 def installed(folder: Path) -> None:
-    """The template's plugin, as if it were installed, for the processes that are started."""
+    """Create the template's plugin in `folder`, so that child processes find it as if it were installed."""
     write_plugin(NAME, folder / NAME)
     metadata = folder / f"{NAME}-1.0.dist-info"
     metadata.mkdir()
@@ -36,7 +36,7 @@ def installed(folder: Path) -> None:
 
 
 def milliseconds(work: Callable[[], object], times: int) -> dict[str, float]:
-    """Median and 99th percentile of one call."""
+    """Return the median and the 99th percentile of the duration of a call."""
     spent = []
     for _ in range(times):
         began = time.perf_counter()
@@ -46,7 +46,7 @@ def milliseconds(work: Callable[[], object], times: int) -> dict[str, float]:
 
 
 def resident_mb(process: PluginProcess) -> float:
-    """Of the plugin's process, as Linux counts it."""
+    """Return the resident memory of the plugin's process (Linux)."""
     lines = Path(f"/proc/{process._process.pid}/status").read_text().splitlines()  # type: ignore[union-attr]
     return round(int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1000, 1)
 

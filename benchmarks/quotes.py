@@ -1,9 +1,9 @@
-"""CPU times of quotations held to a text: building the index, the first mask of a quotation, and the later ones.
+"""Measure the CPU time of constraining quotations to a text: building the index, and the masks of a quotation's tokens.
 
     python benchmarks/quotes.py --tokenizer tokenizer.json --characters 60000 300000 20000000
 
-The text is drawn from the words of the documentation with Zipf frequencies; logits are random, and those
-of the tokens that continue the text are raised as a model would. Without --tokenizer, that of the demo model is used.
+The text consists of words of the documentation with Zipf frequencies. Logits are random, with higher logits for the
+tokens that begin a word. Without --tokenizer, the demo model's tokenizer is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Tokens:
-    """What quotations use of a tokenizer, read from its JSON."""
+    """The part of a tokenizer that quotations use, read from its JSON."""
 
     texts: list[bytes]
     special_ids: frozenset[int]
@@ -90,7 +90,7 @@ def measure(tokenizer: Tokenizer, characters: int, quotations: int) -> None:
     held_mb = (len(index.content) + sum(each.nbytes for each in arrays)) / 1e6
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     gc.collect()
-    gc.freeze()  # as a server does when it has started
+    gc.freeze()  # as a server does after its start
     drawn = np.random.default_rng(2)
     first, later = list[float](), list[float]()
     for _ in range(quotations):
@@ -109,7 +109,7 @@ def measure(tokenizer: Tokenizer, characters: int, quotations: int) -> None:
                 break
     place = lambda times: f"{statistics.median(times):.2f} {sorted(times)[int(0.99 * len(times))]:.2f} {max(times):.2f}"  # noqa: E731
     print(f"{characters:>10,} characters: built in {build_s:.2f} s, {held_mb:.1f} MB, {len(index.starts):,} places,"
-          f" process at most {peak_mb:,.0f} MB; ms, median, 99th of 100 and maximum: "
+          f" process at most {peak_mb:,.0f} MB; ms, median, p99 and maximum: "
           f"first {place(first)}, later {place(later)} ({len(later):,})")  # fmt: skip
 
 

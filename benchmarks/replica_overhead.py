@@ -1,12 +1,12 @@
-"""What several servers cost where one would do: the first token, and the rate after it.
+"""Measure the overhead of running several servers in place of one: time to the first token, and token rate.
 
     python benchmarks/replica_overhead.py valkey://127.0.0.1:6379 --rounds 40
     python benchmarks/replica_overhead.py --front-end --rounds 40
 
-Two servers with the demo model, one that tells Valkey of its turns and one alone, or one behind a front end and one
-alone, are asked in turns through the chat page, as a browser does it; medians of all rounds count. Whatever else the
-machine does strikes both. The processor time of each server for a question, which other work hardly changes, is told
-beside. What was answered before its page came, as on a busy machine, is asked again.
+Compares two servers with the demo model: a single server, and either a server that shares its answers through Valkey or
+a server behind a front end. Both receive questions alternately through the chat page, as from a browser, so that other
+load on the machine affects both; medians over all rounds are reported, with the CPU time per question of each server. A
+question that is answered before its page arrives, as can happen on a busy machine, is repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ QUESTION = "Tell me of NoPE, of GGUF files, and who you are."
 
 
 class Server:
-    """`notso serve`, with further options."""
+    """A process of `notso serve` with additional options."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         command = [sys.executable, "-m", "notso", "serve", "--port", "0", "--no-browser", "--json"]
@@ -49,7 +49,7 @@ class Server:
             time.sleep(0.05)
 
     def ask(self) -> tuple[float, float]:
-        """Milliseconds from the question to the first word on its way, and tokens a second after it."""
+        """Return the milliseconds to the first word of the answer, and the tokens per second after it."""
         began = time.perf_counter()
         answer = self.client.post("/chats", data={"text": QUESTION, "key": new_id()}, follow_redirects=True)
         generation = next(iter(re.findall(r"/generations/([\w-]+)/events", answer.text)), None)
@@ -66,7 +66,7 @@ class Server:
         return 1000 * (first - began), 1000 * said["completion_tokens"] / said["completion_ms"]
 
     def cpu_ms(self) -> float:
-        """Processor time of the process so far."""
+        """Return the CPU time of the process in milliseconds."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -79,7 +79,7 @@ class Server:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("valkey_url", nargs="?")
-    parser.add_argument("--front-end", action="store_true", help="measure one, instead of Valkey")
+    parser.add_argument("--front-end", action="store_true", help="measure a front end, not Valkey")
     parser.add_argument("--rounds", type=int, default=40)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -109,10 +109,10 @@ def main() -> None:
         first, rate = zip(*each, strict=True)
         print(
             f"{name}: first token {statistics.median(first):.1f} ms, then {statistics.median(rate):.1f} tokens/s;"
-            f" {cpu[name]:.1f} ms of processor time for a question"
+            f" {cpu[name]:.1f} ms of CPU time per question"
         )
     if "its engine" in cpu:
-        print(f"its engine: {cpu['its engine']:.1f} ms of processor time for a question")
+        print(f"its engine: {cpu['its engine']:.1f} ms of CPU time per question")
     differences = [b[0] - a[0] for a, b in zip(figures["alone"], figures[second], strict=True)]
     print(f"difference of the first token, median of pairs: {statistics.median(differences):+.1f} ms")
     print(json.dumps(describe_machine()))

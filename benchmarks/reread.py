@@ -1,11 +1,11 @@
-"""What asking again about a long document costs: tokens computed again, and the first token beyond their warm time.
+"""Measure the cost of another question about a long document: tokens computed again, and the additional time.
 
     notso synth build/words-3b.gguf --tokenizer tokenizer.json
     python benchmarks/reread.py build/words-3b.gguf --tokens 16000
 
-Tokens read are those of the question, and those of the document that are read again. The warm time of n tokens is that
-of questions of two lengths behind the same document, interpolated. Each mode of reasoning is read once, which takes
-minutes; with --folder, the next run finds what this one read. Run it on a quiet machine.
+Computed tokens are those of the question, and those of the document that were not cached. The warm time of n tokens is
+interpolated from questions of two lengths with the document in the cache. The document is computed once for each mode
+of reasoning, which takes minutes; with --folder, the next run finds it on disk. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ READING_DAY = date(2026, 11, 25)
 
 
 class Reader:
-    """Asks about one document, and knows what a number of tokens costs when everything else is in memory."""
+    """Asks about a document, and estimates the time of a number of tokens with the document in memory."""
 
     def __init__(self, document: str) -> None:
         self._document = document
-        self._asked = random.randrange(1_000, 9_000)  # no question of an earlier run
+        self._asked = random.randrange(1_000, 9_000)  # so that questions of an earlier run are not repeated
         self._warm: list[tuple[int, float]] = []
         self._again = 0
 
@@ -68,14 +68,14 @@ class Reader:
         tokens, seconds = self.ask(engine, question, owner, thinking=thinking)
         beyond = f", {max(0.0, seconds - self.warm_s(tokens)):.2f} s beyond their warm time" if self._warm else ""
         print(
-            f"{what}: {tokens:,} tokens read, {self._again:,} of them of the document, first token after"
+            f"{what}: {tokens:,} tokens computed, {self._again:,} of them of the document, first token after"
             f" {seconds:.2f} s{beyond}",
             flush=True,
         )
 
 
 def settle(engine: Engine) -> None:
-    """Wait until everything is on disk."""
+    """Wait until the cache is written to disk."""
     offload = engine._offload
     assert offload is not None
     while engine._core.call(lambda: offload.work() or offload.has_work):
@@ -124,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=16_000)
-    parser.add_argument("--folder", type=Path, help="where readings stay for the next run")
+    parser.add_argument("--folder", type=Path, help="folder in which computed documents are kept for the next run")
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
     stolen = StolenTime()

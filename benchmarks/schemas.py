@@ -2,11 +2,11 @@
 
     python benchmarks/schemas.py --bench jsonschemabench/data --suite JSON-Schema-Test-Suite/tests/draft2020-12
 
---bench: a folder of data sets, each a folder of schemas, from which a fixed seed draws the same number each. For every
-accepted schema several random answers are generated to their end and validated with the library `jsonschema`, including
-the enforced formats. Then answers are drawn uniformly from the allowed tokens, with a limit of 400 tokens. --suite:
-groups of a schema and values known to be valid or invalid; each value is offered to the grammar, with the properties of
-objects in any order. --write: the page whose tables are replaced.
+--bench: a folder of data sets, each a folder of schemas; a fixed seed draws the same number of schemas from each. For
+every accepted schema, several random answers are generated to their end and validated with the library `jsonschema`,
+including the enforced formats. Then answers are drawn uniformly from the allowed tokens, with a limit of 400 tokens.
+--suite: groups of a schema and values known to be valid or invalid; each value is offered to the grammar, with the
+properties of objects in any order. --write: Markdown page to update with the tables.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from notso.smollm3.sampling.schemas.simplifying import FORMATS
 from notso.smollm3.text.tokenizer import Tokenizer
 
 LIMIT, LIMITED_ANSWERS = 400, 3
-"""Tokens within which answers of uniformly drawn tokens have to end, and how many are drawn of each schema."""
+"""Limit for answers of uniformly drawn tokens, and number of such answers per schema."""
 
 FREE_TOKENS = 60
 MOST_TOKENS = 3_000
 MOST_ORDERS = 48
-"""How an answer is drawn: so many tokens at random, then whatever leads to the end; given up after so many."""
+"""Random tokens of an answer, after which tokens that lead to its end are preferred; maximum tokens; and maximum orders
+of properties tried."""
 
 HELD_FORMATS = jsonschema.FormatChecker()
 HELD_FORMATS.checkers = {
@@ -48,7 +49,7 @@ HELD_FORMATS.checkers = {
 }
 
 OLD_DRAFTS = {f"draft{number}": f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)}
-"""By the name of a folder of the suite: what a schema says to be of that draft."""
+"""Folder of the suite -> `$schema` of that draft."""
 
 
 MARKS = "<!-- figures -->", "<!-- /figures -->"
@@ -56,7 +57,7 @@ MARKS = "<!-- figures -->", "<!-- /figures -->"
 
 @dataclass
 class Count:
-    """What came of the schemas of one data set, or of one file of the suite."""
+    """Results for the schemas of a data set, or of a file of the suite."""
 
     schemas: int = 0
     taken: int = 0
@@ -71,28 +72,28 @@ class Count:
 
 
 class Answers:
-    """Makes matchers, and answers at random."""
+    """Creates matchers and random answers."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self._tokenizer = Tokenizer.from_gguf(GGUFFile.open(path).metadata, path)
         self._grammars = Grammars(self._tokenizer)
-        self._grammars.matcher([answer_part(Grammar("regex", "a"))], "grammar")  # makes the vocabulary
+        self._grammars.matcher([answer_part(Grammar("regex", "a"))], "grammar")  # builds the vocabulary
         self._chance = random.Random(seed)
         words = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
         self._closing = np.array([bool(re.fullmatch(rb'[^"\[{]*["\]}]+[, ]*', word)) for word in words])
         self._short = np.array([len(word) == 1 for word in words])
 
     def matcher(self, schema: Any) -> Matcher:
-        """At the beginning of an answer. Raises InvalidRequestError if the schema is refused."""
+        """Return a matcher at the beginning of an answer. Raises InvalidRequestError if the schema is rejected."""
         return self._grammars.matcher([answer_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
 
     def takes(self, schema: Any, text: str) -> bool:
-        """Whether an answer may be this text."""
+        """Return whether the schema's grammar accepts a text as a complete answer."""
         matcher = self.matcher(schema)
         return matcher.takes_all(self._tokenizer.encode(text)) and matcher.may_end
 
     def draw(self, schema: Any) -> str | None:
-        """An answer at random; None if it found no end in time."""
+        """Return a random answer, or None if it did not end within MOST_TOKENS."""
         matcher, tokens = self.matcher(schema), []
         while not matcher.is_over:
             allowed = matcher.allowed()
@@ -112,7 +113,7 @@ class Answers:
         return self._tokenizer.decode(tokens)
 
     def limited(self, schema: Any) -> str | None:
-        """An answer of uniformly drawn tokens within the limit; None if it was cut."""
+        """Return an answer of uniformly drawn tokens, or None if it did not end within LIMIT."""
         matcher, tokens = self.matcher(schema), []
         chance = np.random.default_rng(self._chance.randrange(2**32))
         while len(tokens) < LIMIT and not matcher.is_over:
@@ -131,7 +132,7 @@ class Answers:
 
 
 def bench_counts(folder: Path, answers: Answers, sample: int, seed: int, walks: int) -> dict[str, Count]:
-    """By data set: schemas, those that were taken, and the answers that were drawn."""
+    """Return results by data set."""
     chance, counts = random.Random(seed), {}
     folders = sorted(path for path in folder.iterdir() if path.is_dir())
     for data_set in folders:
@@ -185,7 +186,7 @@ def _judge(name: str, text: str, judge: Any, count: Count) -> None:
 
 
 def suite_counts(folder: Path, answers: Answers) -> dict[str, Count]:
-    """By file of the suite: groups, those whose schema was taken, and what came of their values."""
+    """Return results by file of the suite."""
     counts = {}
     formats = [folder / "optional" / "format" / f"{name}.json" for name in FORMATS]
     for path in (*sorted(folder.glob("*.json")), *(path for path in formats if path.exists())):
@@ -216,7 +217,7 @@ def _offer(group: dict[str, Any], answers: Answers, count: Count) -> None:
 
 
 def _orders(value: Any) -> Iterator[Any]:
-    """The value with the names of its objects in every order."""
+    """Yield the value with the properties of its objects in every order."""
     if isinstance(value, list):
         yield from map(list, itertools.product(*([*itertools.islice(_orders(each), 6)] for each in value)))
     elif isinstance(value, dict):
@@ -232,14 +233,14 @@ def _row(name: str, count: Count, *figures: int) -> str:
 
 
 def main() -> None:
-    """Print a row for each data set and each file, then what was refused and what was wrong."""
+    """Print a table row for each data set and each file, then rejected schemas and wrong answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", type=Path, help="folder of data sets of schemas")
     parser.add_argument("--suite", type=Path, help="folder of one draft of the JSON Schema Test Suite")
-    parser.add_argument("--write", type=Path, help="put the tables between the marks of this page")
-    parser.add_argument("--gguf", type=Path, help="whose tokenizer; default: the demo model's")
-    parser.add_argument("--sample", type=int, default=150, help="how many schemas of all data sets together")
-    parser.add_argument("--walks", type=int, default=20, help="answers for each")
+    parser.add_argument("--write", type=Path, help="write the tables to this page, between its markers")
+    parser.add_argument("--gguf", type=Path, help="file to read the tokenizer from (default: the demo model)")
+    parser.add_argument("--sample", type=int, default=150, help="number of schemas from all data sets together")
+    parser.add_argument("--walks", type=int, default=20, help="number of random answers per schema")
     parser.add_argument("--seed", type=int, default=17)
     arguments = parser.parse_args()
     answers = Answers(arguments.gguf or demo_path(), arguments.seed)
@@ -265,7 +266,7 @@ def main() -> None:
 
 
 def bench_table(counts: dict[str, Count]) -> str:
-    """As Markdown."""
+    """Return the results as a Markdown table."""
     total = _sum(counts)
     seconds = sorted(total.seconds) or [0.0]
     rows = [_bench_row(name, count) for name, count in counts.items()]
@@ -288,7 +289,7 @@ def _bench_row(name: str, count: Count) -> str:
 
 
 def suite_table(counts: dict[str, Count]) -> str:
-    """As Markdown, the files in which all is as it should be in one row."""
+    """Return the results as a Markdown table, with files without deviations in one row."""
     plain = {name: count for name, count in counts.items() if count.taken == count.schemas and not count.narrower}
     shown = {name: count for name, count in counts.items() if name not in plain or count.wrong}
     rows = [_row(name, count, count.answers, len(count.wrong), count.narrower) for name, count in shown.items()]

@@ -1,9 +1,9 @@
-"""Measure how many answers end within a limit under llama.cpp's grammars of the schemas that schemas.py draws.
+"""Measure how many answers end within a limit with llama.cpp's grammars for the schemas that schemas.py draws.
 
     PYTHON benchmarks/schemas_llama_cpp.py --bench jsonschemabench/data --gguf demo.gguf --seed 17
 
-Runs by a Python with `llama_cpp` and `numpy`; nothing of this project is imported. As in schemas.py, tokens are drawn
-uniformly from the allowed ones. Prints a row for each data set: schemas, grammars that were made, answers that ended.
+Run it with a Python that has `llama_cpp` and `numpy`; it imports nothing from notso. As in schemas.py, tokens are drawn
+uniformly from the allowed ones. Prints a table row for each data set: schemas, grammars created, answers that ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Vocabulary:
 
 
 def ends(grammar: str, vocabulary: Vocabulary, chance: np.random.Generator) -> bool:
-    """Return whether an answer of uniformly drawn tokens ends within the limit. Raise ValueError for no grammar."""
+    """Return whether an answer of uniformly drawn tokens ends within the limit. Raises ValueError without a grammar."""
     sampler = llama_cpp.llama_sampler_init_grammar(vocabulary.vocab, grammar.encode(), b"root")
     if not sampler:
         raise ValueError("the grammar was not parsed")
@@ -57,7 +57,7 @@ def ends(grammar: str, vocabulary: Vocabulary, chance: np.random.Generator) -> b
 
 
 def ended_of(schema: Any, vocabulary: Vocabulary, seed: int) -> int | str:
-    """Return how many answers ended, or why there are none; in a process of its own, because some grammars crash it."""
+    """Return the number of answers that ended, or an error. Runs in a separate process, which some grammars crash."""
     ours, theirs = multiprocessing.Pipe()
 
     def work() -> None:

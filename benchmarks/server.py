@@ -1,10 +1,10 @@
-"""What readers of streams cost the decode rate: none and two hundred of them in turns, on a real server.
+"""Measure how readers of streams reduce the decode rate: none and two hundred readers, alternately, on a real server.
 
     notso synth build/words-3b.gguf --tokenizer tokenizer.json
     python benchmarks/server.py build/words-3b.gguf --readers 200
 
-The file needs a tokenizer whose tokens are text, or the streams carry nothing. Readers are sockets of this process that
-are emptied once a second, so that hardly any of the cost is the readers' own; what they took of the processor is told.
+The file needs a tokenizer whose tokens are text, or the streams are empty. Readers are sockets of this process that are
+read once a second, so that the readers themselves take little CPU time; that time is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAIT_SECONDS = 3.0
 
 
 class Server:
-    """`notso serve` as a process of its own, over a data directory that goes with it."""
+    """A process of `notso serve` with a temporary data directory."""
 
     def __init__(self, file: Path, options: list[str], data_limit_mib: int | None = None) -> None:
         def limited() -> None:
@@ -64,7 +64,7 @@ class Server:
             return str(answer.read().decode())
 
     def ask(self, text: str) -> str:
-        """Begin a chat; the path of its answer's stream."""
+        """Start a chat and return the path of its answer's stream."""
         form = urllib.parse.urlencode({"text": text, "key": new_id(), "thinking": "on"}).encode()
         origin = {"Origin": f"http://127.0.0.1:{self.port}"}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/chats", form, origin)
@@ -72,14 +72,14 @@ class Server:
             page = answer.read().decode()
         found = re.search(r"/generations/[\w-]+/events", page)
         if found is None:
-            sys.exit("the page names no stream")
+            sys.exit("the page has no stream")
         return found.group()
 
     def generated(self) -> float:
-        """Tokens written since the server began."""
+        """Return the number of tokens generated since the server started."""
         found = re.search(rf"^{COUNTER}(?:{{.*}})? ([\d.e+]+)$", self.get("/metrics"), re.MULTILINE)
         if found is None:
-            sys.exit(f"the metrics lack {COUNTER}")
+            sys.exit(f"the server has no metric {COUNTER}")
         return float(found.group(1))
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Server:
 
 
 class Readers:
-    """Open streams, each a connection."""
+    """Open streams, each on a separate connection."""
 
     def __init__(self, port: int, path: str, count: int) -> None:
         head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAccept: text/event-stream\r\n\r\n".encode()
@@ -115,7 +115,7 @@ class Readers:
 
 
 def rate(server: Server, readers: Readers, seconds: float) -> float:
-    """Tokens per second while `readers` are attached."""
+    """Return the tokens per second while `readers` are connected."""
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         readers.drain()
@@ -128,7 +128,7 @@ def rate(server: Server, readers: Readers, seconds: float) -> float:
 
 
 def keep(figures: dict[str, Any], stolen: StolenTime, out: Path | None) -> None:
-    """Print figures with the machine and the version, and write them to `out`."""
+    """Print results with the machine and the version, and write them to `out`."""
     machine = describe_machine() | {"stolen_percent": round(stolen.percent(), 2)}
     text = json.dumps({"machine": machine, "version": __version__, **figures}, indent=1)
     print(text)
@@ -141,9 +141,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--readers", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each turn")
+    parser.add_argument("--seconds", type=float, default=15.0, help="duration of each measurement")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     given = parser.parse_args()
 
     stolen = StolenTime()
@@ -153,7 +153,7 @@ def main() -> None:
     received = 0
     try:
         path = server.ask("Tell me a long story.")
-        time.sleep(WAIT_SECONDS * 3)  # the prompt, and the weights' pages
+        time.sleep(WAIT_SECONDS * 3)  # until the prompt is processed and the weights are copied
         own = time.process_time()
         for _ in range(given.repeat):
             alone.append(rate(server, Readers(server.port, path, 0), given.seconds))
@@ -165,7 +165,7 @@ def main() -> None:
     finally:
         server.close()
     if not received:
-        sys.exit("nothing came through the streams")
+        sys.exit("the streams were empty")
     measured = 2 * given.repeat * (given.seconds + WAIT_SECONDS)
     figures: dict[str, Any] = {
         "readers": given.readers,

@@ -1,18 +1,19 @@
-"""What guessing ahead is worth: acceptance on texts, times the cost of a step.
+"""Estimate the benefit of speculative decoding from accepted draft tokens and the cost of steps.
 
     python benchmarks/speculation.py --file build/synth-3b.gguf
     python benchmarks/speculation.py --tokenizer tokenizer.json --no-demo
 
-Output is the same with and without guesses, so a known answer is enough: each step proposes, what agrees with the
-answer is kept, and the step costs what a step of so many rows costs. Three kinds of work:
+The output is the same with and without speculation, so a known answer is sufficient: each step proposes draft tokens,
+those that agree with the answer are accepted, and the step costs as much as a step with that number of rows. There are
+three kinds of tasks:
 
-- verbatim: pages of this project to be repeated word for word;
-- edits: files of this project to be given back changed (a name replaced everywhere; a line added to every function;
-  every twelfth line left out);
-- prose: pages that are not in the prompt, and answers that the demo model really gave (temperature 0.6).
+- verbatim: repeat pages of this project word for word;
+- edits: return files of this project with a change (a name replaced everywhere; a line added to every function; every
+  twelfth line omitted);
+- prose: pages that are not in the prompt, and real answers of the demo model (temperature 0.6).
 
-`--file` times steps of 1 to 16 rows of that model in turns; without it the planning figures stand in. `--tokenizer`
-reads a tokenizer.json; without it the demo model's is used, whose tokens are shorter.
+`--file` measures steps of 1 to 16 rows with that model; without it, the engine's estimates are used. `--tokenizer`
+reads a tokenizer.json; without it, the demo model's tokenizer is used, which has shorter tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An answer that is known, and the prompt before it."""
+    """A prompt and its known answer."""
 
     kind: str
     name: str
@@ -71,7 +72,7 @@ class Task:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one task came to. Times in steps of one row."""
+    """Results of a task. `cost` is in steps of one row."""
 
     tokens: int = 0
     steps: int = 0
@@ -88,8 +89,8 @@ class Outcome:
 def run(
     task: Task, price: Callable[[int], float], latency: StepLatency, tried: Counter[tuple[int, bool]] | None = None
 ) -> Outcome:
-    """Answer the task with draft tokens. `tried` counts right and wrong ones by the class of the match; `latency` goes
-    from task to task, as in an engine."""
+    """Answer the task with draft tokens. `tried` counts right and wrong ones by class of match; `latency` is kept
+    across tasks, as in an engine."""
     outcome = Outcome(tokens=len(task.answer))
     drafter = NgramDrafter(task.prompt, latency=latency)
     at = 0
@@ -115,7 +116,7 @@ def run(
 
 
 def tasks(encode: Encode, demo: bool) -> Iterator[Task]:
-    """All three kinds."""
+    """Yield all tasks."""
     texts = {page: (ROOT / page).read_text("utf-8") for page in PAGES}
     code = {name: (MODEL / name).read_text("utf-8") for name in CODE}
     for page, text in texts.items():
@@ -134,7 +135,7 @@ def tasks(encode: Encode, demo: bool) -> Iterator[Task]:
 
 
 def demo_answers() -> Iterator[Task]:
-    """What the demo model says to each question, thinking included, in the demo's tokens."""
+    """Yield the demo model's answers, including reasoning, in its own tokens."""
     with Engine.load() as engine:
         for seed, question in enumerate(QUESTIONS):
             messages = [Message("user", question)]
@@ -145,23 +146,23 @@ def demo_answers() -> Iterator[Task]:
 
 
 def renamed(text: str) -> str:
-    """The name a file uses most, replaced everywhere."""
+    """Replace the most frequent name of a file."""
     names = Counter(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and len(node.id) > 4)
     return re.sub(rf"\b{names.most_common(1)[0][0]}\b", "replacement_value", text)
 
 
 def with_logging(text: str) -> str:
-    """A line at the head of every function."""
+    """Insert a line at the beginning of every function."""
     return re.sub(r"(?m)^( *)def (\w+)\((?:[^:]|:(?!\n))*:\n", r'\g<0>\1    logger.debug("entering \2")\n', text)
 
 
 def thinned(text: str) -> str:
-    """Without every twelfth line."""
+    """Remove every twelfth line."""
     return "".join(line for number, line in enumerate(text.splitlines(keepends=True), 1) if number % 12)
 
 
 def measured(file: Path) -> dict[int, float]:
-    """Seconds of a step by its rows: medians of steps timed in turns."""
+    """Return the seconds of a step by its number of rows: medians of interleaved measurements."""
     seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
     with Engine.load(file, context_tokens=1024, kv="k8v8") as engine:
         engine.wait_for_placement(120)
@@ -170,13 +171,13 @@ def measured(file: Path) -> dict[int, float]:
                 step = step_of(engine, rows)
                 started = time.perf_counter()
                 engine._core.call(partial(engine._runner._model.forward, step))
-                if timed:  # the first round brings pages and caches in
+                if timed:  # the first round warms up pages and caches
                     seconds[rows].append(time.perf_counter() - started)
     return {rows: statistics.median(seconds[rows]) for rows in ROWS}
 
 
 def priced(steps: dict[int, float]) -> Callable[[int], float]:
-    """The cost of a step by its rows, in steps of one row; linear between those that were timed."""
+    """Return the cost of a step as a function of its rows, in steps of one row; interpolated linearly."""
     rows, seconds = list(steps), list(steps.values())
     print("| rows | " + " | ".join(map(str, rows)) + " |\n| --- |" + " ---: |" * len(rows))
     print("| ms | " + " | ".join(f"{1000 * one:.1f}" for one in seconds) + " |")
@@ -185,7 +186,7 @@ def priced(steps: dict[int, float]) -> Callable[[int], float]:
 
 
 def step_of(engine: Engine, rows: int) -> InputBatch:
-    """A step over `rows` positions of one sequence, all with logits."""
+    """Return a step over `rows` positions of a sequence, all with logits."""
     step = InputBatch(CPU(), engine.config, rows, rows)
     ids = np.random.default_rng(rows).integers(0, engine.config.vocab_size, rows, np.int32)
     step.fill(ids, range(rows), [0] * rows, range(rows))
@@ -194,12 +195,12 @@ def step_of(engine: Engine, rows: int) -> InputBatch:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=Path, help="a model whose steps are timed")
+    parser.add_argument("--file", type=Path, help="model to measure steps with")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json")
-    parser.add_argument("--no-demo", action="store_true", help="leave out the demo model's answers")
+    parser.add_argument("--no-demo", action="store_true", help="omit the demo model's answers")
     parser.add_argument("--each", action="store_true", help="show every task")
-    parser.add_argument("--classes", action="store_true", help="show how often guesses are right by length of match")
-    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--classes", action="store_true", help="show the acceptance rate by length of match")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     given = parser.parse_args()
 
     stolen = StolenTime()
@@ -216,7 +217,7 @@ def main() -> None:
     totals: dict[str, Outcome] = {}
     worst: dict[str, float] = {}
     tried: dict[str, Counter[tuple[int, bool]]] = {}
-    print("| work | tokens | steps | guessed | right | us per token | speed-up | worst task |")
+    print("| task | tokens | steps | drafted | accepted | us per token | speedup | worst task |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for task in tasks(encode, not given.no_demo):
         outcome = run(task, price, latency, tried.setdefault(task.kind, Counter()))

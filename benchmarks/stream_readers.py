@@ -1,12 +1,13 @@
-"""How evenly tokens come to many who read at once, while some of them leave in the middle of an answer.
+"""Measure how evenly tokens arrive at many concurrent readers, while some of them disconnect during an answer.
 
     python benchmarks/stream_readers.py src/notso/demo/demo.gguf
 
-Each reader asks for one streamed chat completion after another. What counts are the gaps between two pieces of one
-answer, as they come out of the socket, and what went wrong: a status other than 200, an error in a stream, and a stream
-that ended without its finish or its `[DONE]`. Who is told that too many wait (429) comes back after the seconds named,
-as clients do; how often is told: all readers begin in one moment, and until the engine has taken them up no more than
-32 may wait, whatever is free. Readers are sockets of this process, on the same cores as the server.
+Each reader requests streamed chat completions one after another. Measured are the times between two pieces of an
+answer, as received from the socket, and failures: a status other than 200, an error in a stream, and a stream that ends
+without a finish reason or `[DONE]`. A reader that is rejected because too many requests wait (429) retries after the
+given seconds, as clients do; such rejections are counted, because all readers start at once, and no more than 32
+requests may wait until the engine has admitted them. Readers are sockets of this process, on the same cores as the
+server.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from notso.smollm3.diagnostics.benchmark import StolenTime
 
 QUESTIONS = ("What is NoPE?", "Tell me of GGUF files.", "Who are you?", "Write a list of three things.")
 MOST_PIECES_READ = 24
-"""By who leaves."""
+"""Maximum pieces that a reader receives before it disconnects early."""
 TOLD_TO_WAIT = "told to wait"
 CLOSING_SECONDS = 60.0
-"""For answers that run when the time is over. A reader who waits longer is forgotten, which counts as incomplete."""
+"""Time for answers that still run at the end; after it, an answer counts as incomplete."""
 
 
 class Readers:
-    """`seen` counts the streams by how they ended; `gaps` are milliseconds."""
+    """Concurrent readers. `seen` counts streams by outcome; `gaps` are times between pieces in milliseconds."""
 
     def __init__(self, port: int, leaving: float, max_tokens: int) -> None:
         self.seen: Counter[str] = Counter()
@@ -45,7 +46,7 @@ class Readers:
         self._max_tokens = max_tokens
 
     async def run(self, count: int, seconds: float) -> None:
-        """So many at once, for so long; who still reads then reads to the end."""
+        """Run `count` readers for `seconds`; answers that are running then are read to their end."""
         ends = time.monotonic() + seconds
         reading = [asyncio.create_task(self._read_on(number, ends)) for number in range(count)]
         _, late = await asyncio.wait(reading, timeout=seconds + CLOSING_SECONDS)
@@ -64,7 +65,7 @@ class Readers:
                 self.seen[f"error: {type(error).__name__}"] += 1
 
     async def _read(self, chance: random.Random, leaves_after: int | None) -> str:
-        """One stream; how it ended."""
+        """Read a stream and return its outcome."""
         asked = {
             "messages": [{"role": "user", "content": chance.choice(QUESTIONS)}],
             "max_tokens": self._max_tokens,
@@ -92,12 +93,12 @@ class Readers:
 
     @staticmethod
     async def _retry_after(reader: asyncio.StreamReader) -> float:
-        """Seconds. Raises OSError where the header is missing."""
+        """Return the seconds of Retry-After. Raises OSError if the header is missing."""
         while (line := await reader.readline()).strip():
             name, _, value = line.partition(b":")
             if name.lower() == b"retry-after":
                 return float(value)
-        raise OSError("a refusal does not say when to come back")
+        raise OSError("a response with status 429 has no Retry-After header")
 
     async def _follow(self, reader: asyncio.StreamReader, leaves_after: int | None) -> str:
         before, pieces, finished = None, 0, False
@@ -122,7 +123,7 @@ class Readers:
 
 
 def quantile(values: list[float], part: float) -> float:
-    """The value that `part` of the sorted ones do not exceed."""
+    """Return the quantile `part` of sorted values."""
     return values[min(len(values) - 1, int(part * len(values)))]
 
 
@@ -131,9 +132,9 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--readers", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--leaving", type=float, default=0.1, help="part of the streams that is left half read")
+    parser.add_argument("--leaving", type=float, default=0.1, help="share of streams that readers leave early")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     given = parser.parse_args()
 
     stolen, load_before = StolenTime(), os.getloadavg()[0]
@@ -145,7 +146,7 @@ def main() -> None:
         server.close()
     gaps = sorted(readers.gaps)
     if not gaps:
-        sys.exit(f"nothing came through the streams: {dict(readers.seen)}")
+        sys.exit(f"the streams were empty: {dict(readers.seen)}")
     figures: dict[str, Any] = {
         "model": given.file.name,
         "readers": given.readers,

@@ -1,12 +1,12 @@
-"""What exchanging models under load costs: eight clients ask without a pause, first for one file, then for another.
+"""Measure the cost of switching models under load: eight clients request one model and then the other, without a pause.
 
     notso synth build/one.gguf --layers 4 && notso synth build/two.gguf --layers 4 --seed 1
     python benchmarks/swap.py build/one.gguf build/two.gguf --rounds 4
     python benchmarks/swap.py build/one.gguf build/two.gguf --rounds 4 --data-limit 1500
 
-Each round every client asks for the other file once while its last answers are still written. Told: requests that were
-lost or failed, and from asking to the first token, with nothing to load and with the exchange before it. With
-`--data-limit` MiB for the server's memory the two do not fit beside each other. Prints JSON.
+In each round, every client requests the other model while answers of the first one are still being generated. Reported
+are lost and failed requests, and the time to the first token with and without a switch. `--data-limit` limits the
+server's memory in MiB, so that it cannot hold both models. Prints JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ANSWER_SECONDS = 600.0
 
 
 class Answer(NamedTuple):
-    """One request: whether it ended as it should, and seconds to its first token."""
+    """Result of a request: whether it ended normally, and the seconds to its first token."""
 
     is_whole: bool
     first_s: float
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 
 def ask(server: Server, model: str, number: int, tokens: int) -> Answer:
-    """Stream one answer."""
+    """Request a streamed answer."""
     body = {"model": model, "prompt": f"Question {number}:", "max_tokens": tokens, "stream": True, "seed": number}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(
@@ -59,7 +59,7 @@ def ask(server: Server, model: str, number: int, tokens: int) -> Answer:
 
 
 def run(server: Server, names: tuple[str, str], rounds: int, tokens: int) -> dict[str, Any]:
-    """Rounds in which all clients go over to the other model while answers of the first are still written."""
+    """Run rounds in which all clients switch to the other model while the first one still generates answers."""
     waits: dict[str, list[float]] = {"same model": [], "other model": []}
     failed: list[str] = []
     asked = 0
@@ -71,7 +71,7 @@ def run(server: Server, names: tuple[str, str], rounds: int, tokens: int) -> dic
             for kind, model in batches.items():
                 pending += [(kind, pool.submit(ask, server, model, asked + at, tokens)) for at in range(CLIENTS)]
                 asked += CLIENTS
-                time.sleep(0.2)  # so that the first are being written when the others come
+                time.sleep(0.2)  # so that the first answers are being generated when the other requests arrive
             for kind, future in pending:
                 answer = future.result()
                 if answer.is_whole:
@@ -94,10 +94,10 @@ def run(server: Server, names: tuple[str, str], rounds: int, tokens: int) -> dic
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("one", type=Path)
-    parser.add_argument("two", type=Path, help="In the same folder.")
+    parser.add_argument("two", type=Path, help="another model file in the same folder")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--data-limit", type=int, metavar="MIB")

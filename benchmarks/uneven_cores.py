@@ -1,10 +1,11 @@
-"""Two threads of which one gets less of its core, beside one thread alone, in turns: is the slow one ever a loss?
+"""Check whether a second thread on a busy core makes kernels slower than a single thread.
 
     python benchmarks/uneven_cores.py [--seconds 2] [--rounds 5]
 
-Needs two CPUs, Linux, and for quotas leave to make cgroups (version 1, as root). The calling thread is pinned to one
-CPU and the other one to another, where a busy process competes with it or a quota stops it. Counted are products of
-one batch row with 11,008 x 2,048 weights in Q4_K, as a decode step has them.
+Requires Linux, two CPUs, and for quotas, permission to create cgroups (version 1, as root). The calling thread is
+pinned to one CPU and the second thread to another, where a busy process competes with it or a quota throttles it. One
+and two threads alternate. The measured operation is the product of one batch row with 11,008 x 2,048 weights in Q4_K,
+as in a decode step.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ PERIOD_MS = 100
 
 @contextlib.contextmanager
 def nothing(worker: int, cpu: int) -> Iterator[None]:
-    """An undisturbed core."""
+    """Leave the core undisturbed."""
     yield
 
 
 @contextlib.contextmanager
 def hog(worker: int, cpu: int) -> Iterator[None]:
-    """A busy process with as much right to the core."""
+    """Run a busy process with the same priority on the core."""
     code = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
@@ -50,14 +51,14 @@ def hog(worker: int, cpu: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def idle_beside_hog(worker: int, cpu: int) -> Iterator[None]:
-    """The thread gets what a busy process leaves over."""
+    """Run a busy process on the core, and give the thread idle priority."""
     os.sched_setscheduler(worker, os.SCHED_IDLE, os.sched_param(0))
     with hog(worker, cpu):
         yield
 
 
 def quota(percent: int) -> Callable[[int, int], contextlib.AbstractContextManager[None]]:
-    """The thread may run so much of every tenth of a second."""
+    """Limit the thread to a share of every tenth of a second."""
 
     @contextlib.contextmanager
     def throttled(worker: int, cpu: int) -> Iterator[None]:
@@ -69,7 +70,7 @@ def quota(percent: int) -> Callable[[int, int], contextlib.AbstractContextManage
             (group / "tasks").write_text(str(worker))
             yield
         finally:
-            with contextlib.suppress(OSError):  # the thread may be there yet
+            with contextlib.suppress(OSError):  # the thread may still be in the group
                 group.rmdir()
 
     return throttled
@@ -85,7 +86,7 @@ CASES = {
 
 
 def products(weight: QTensor, seconds: float) -> float:
-    """Products per second."""
+    """Return the products per second."""
     x, y = np.ones((1, K), np.float32), np.empty((1, ROWS), np.float32)
     count, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < seconds:
@@ -116,7 +117,7 @@ def main() -> None:
             with case(int(worker), second):
                 both.append(products(weight, given.seconds))
                 caller_items, worker_items = kernel_choice.work_shares()
-                kernel_choice.set_threads(1)  # what disturbs the other core stays
+                kernel_choice.set_threads(1)  # the disturbance of the other core continues
                 alone.append(products(weight, given.seconds))
             shares.append(worker_items / (caller_items + worker_items))
         one, two = statistics.median(alone), statistics.median(both)

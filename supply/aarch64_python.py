@@ -1,10 +1,10 @@
-"""Puts a Python of aarch64, and all that the program needs beside it, into build/aarch64-python for qemu to run:
+"""Create an aarch64 Python with the program's dependencies in build/aarch64-python, to be run by qemu:
 
     python supply/aarch64_python.py
 
-Needs Debian's apt and a Python like Debian's, but no root: the packages are fetched by an apt with a state of its own,
-unpacked and never installed. Wheels are those of aarch64 whose hashes supply/ names. What is pure Python of the test
-tools is copied from the environment at hand.
+This needs Debian's apt and the same Python version as Debian's, but not root: apt downloads the packages with a
+separate state, and they are unpacked, not installed. The wheels are the aarch64 ones locked in supply/. The test tools
+are pure Python, and are copied from the current environment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Acquire::Languages "none";
 
 
 def unpack_debian(to: Path) -> None:
-    """Python and its libraries, as they lie in an installed Debian."""
+    """Unpack Python and its libraries at their places in an installed Debian."""
     for folder in ("apt/state/lists/partial", "apt/cache/archives/partial", "packages"):
         (THERE / folder).mkdir(parents=True)
     (THERE / "apt" / "status").touch()
@@ -53,7 +53,7 @@ def unpack_debian(to: Path) -> None:
 
 
 def unpack_wheels(to: Path) -> None:
-    """What the program needs to run."""
+    """Unpack the program's dependencies."""
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", VERSION]
     for abi in (f"cp{VERSION.replace('.', '')}", "abi3", "none"):
         target += ["--abi", abi]
@@ -68,7 +68,7 @@ def unpack_wheels(to: Path) -> None:
 
 
 def copy_test_tools(to: Path) -> None:
-    """Distributions without machine code, with what tells of them."""
+    """Copy distributions without machine code, with their metadata."""
     for name in TEST_TOOLS:
         for file in distribution(name).files or ():
             if file.suffix in (".py", ".typed") or ".dist-info" in file.parts[0]:

@@ -1,8 +1,8 @@
-"""Looks at what is installed in this virtual environment: `make audit`.
+"""Audit the packages in this virtual environment: `make audit`.
 
-Offline: the versions are those of the lock files and not below the floors, every installed file is the one its package
-recorded, nothing runs at the start of Python but what we put there, and every licence is known. Online: pip-audit asks
-for known vulnerabilities. Exit code 0: nothing found; 1: something found; 3: nothing found, but nobody could be asked.
+Checked offline: versions match the lock files and are not below the minimums, installed files match their packages'
+records, only our own file runs at the start of Python, and all licences are allowed. Checked online by pip-audit: known
+vulnerabilities. Exit codes: 0 nothing found, 1 something found, 3 nothing found, but the online check was not possible.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ASK_SECONDS = 300
 
 FLOORS = {
     "starlette": "1.0.1",
-    "fastapi": "0.165",  # earlier ones cut events at U+2028
-    "jinja2": "3.1.6",  # ways out of the sandbox before
+    "fastapi": "0.165",  # earlier ones split events at U+2028
+    "jinja2": "3.1.6",  # earlier ones have escapes from the sandbox
     "h11": "0.16",
     "python-multipart": "0.0.27",
 }
-"""Versions that mended something; the newest of them stand in the lock files anyway."""
+"""Minimum versions, because of fixes. The lock files have newer ones."""
 
 LICENCES = re.compile(
     r"MIT|BSD|Apache|ISC|0BSD|PSF|Python Software Foundation|MPL-2\.0|Mozilla Public|Unlicense|CC0|Zlib|CNRI",
@@ -52,20 +52,20 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def versions(installed: Iterable[importlib.metadata.Distribution], pinned: dict[str, str]) -> Iterator[str]:
-    """Packages that are not those of the lock files, and those below a floor."""
+    """Yield packages whose version differs from the lock files, and those below the minimum."""
     for distribution in installed:
         name, version = name_of(distribution), distribution.version
         if name != OURS and pinned.get(name) != version:
-            yield f"{name} {version} is installed, the lock files have {pinned.get(name, 'none')}"
+            yield f"{name} {version} is installed, but the lock files have {pinned.get(name, 'none')}"
         if name in FLOORS and numbers(version) < numbers(FLOORS[name]):
             yield f"{name} {version} is older than {FLOORS[name]}"
 
 
 def changed_files(installed: Iterable[importlib.metadata.Distribution]) -> Iterator[str]:
-    """Files that are not what their package says it installed."""
+    """Yield files that differ from their package's record."""
     for distribution in installed:
         if distribution.files is None:
-            yield f"{name_of(distribution)} has no record of its files"
+            yield f"{name_of(distribution)} has no RECORD of its files"
         for file in distribution.files or ():
             if file.hash is None:
                 continue  # compiled code and the record itself
@@ -75,18 +75,18 @@ def changed_files(installed: Iterable[importlib.metadata.Distribution]) -> Itera
                 continue
             digest = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, path.read_bytes()).digest())
             if digest.decode().rstrip("=") != file.hash.value:
-                yield f"{name_of(distribution)}: {file} was changed after it was installed"
+                yield f"{name_of(distribution)}: {file} was changed after installation"
 
 
 def start_files(folder: Path) -> Iterator[str]:
-    """What Python would run by itself whenever it starts here."""
+    """Yield files that Python runs at every start."""
     for path in sorted([*folder.glob("*.pth"), *folder.glob("sitecustomize*"), *folder.glob("usercustomize*")]):
         if path.name != OUR_START_FILE:
             yield f"{path.name} runs at every start of Python"
 
 
 def licences(installed: Iterable[importlib.metadata.Distribution]) -> Iterator[str]:
-    """Packages under a licence nobody has looked at, or one that does not go with ours."""
+    """Yield packages whose licence is not in the list, or is incompatible with ours."""
     for distribution in installed:
         said = licence_of(distribution)
         if UNWANTED_LICENCES.search(said) or not LICENCES.search(said):
@@ -94,16 +94,16 @@ def licences(installed: Iterable[importlib.metadata.Distribution]) -> Iterator[s
 
 
 def licence_of(distribution: importlib.metadata.Distribution) -> str:
-    """What a package says of its licence, in the first of three places."""
+    """Return the licence in a package's metadata, from the first of three fields."""
     about = distribution.metadata
     classified = [text.rpartition(" :: ")[2] for text in about.get_all("Classifier") or () if "License ::" in text]
     return about.get("License-Expression") or ", ".join(classified) or (about.get("License") or "none").splitlines()[0]
 
 
 def vulnerabilities(program: Path) -> list[str] | None:
-    """What is known against the locked packages; None, with the reason on stderr, if nobody could be asked."""
+    """Return known vulnerabilities of the locked packages; None, with the reason on stderr, if the check failed."""
     if not program.is_file():
-        print("pip-audit is not here", file=sys.stderr)
+        print("pip-audit is not installed", file=sys.stderr)
         return None
     asked = [part for group in INSTALLED_GROUPS for part in ("--requirement", str(FOLDER / f"{group}.txt"))]
     command = [str(program), "--format", "json", "--progress-spinner", "off", "--disable-pip", "--no-deps", *asked]
@@ -120,16 +120,16 @@ def vulnerabilities(program: Path) -> list[str] | None:
 
 
 def judged(answer: list[dict[str, object]]) -> list[str] | None:
-    """pip-audit's answer as lines; None if it left out a package."""
+    """Return pip-audit's findings as lines, or None if it skipped a package."""
     skipped = [str(each["name"]) for each in answer if "skip_reason" in each]
     if skipped or not answer:
-        print("pip-audit could not look up", ", ".join(skipped) or "anything", file=sys.stderr)
+        print("pip-audit skipped", ", ".join(skipped) or "all packages", file=sys.stderr)
         return None
     return [f"{each['name']} {each['version']}: {flaw['id']}" for each in answer for flaw in each["vulns"]]  # type: ignore[attr-defined]
 
 
 def main(program: Path) -> int:
-    """Print what was looked at and what was found."""
+    """Run all checks and print their results. Return the exit code."""
     installed = list(importlib.metadata.distributions())
     pinned = {
         name: version for group in INSTALLED_GROUPS for name, (version, _) in locked(FOLDER / f"{group}.txt").items()
@@ -149,7 +149,7 @@ def main(program: Path) -> int:
         print(*(f"  {problem}" for problem in listed), sep="\n", end="\n" if listed else "")
     known = vulnerabilities(program)
     if known is None:
-        print("vulnerabilities: NOT ASKED, the service could not be reached; this says nothing about them")
+        print("vulnerabilities: NOT CHECKED, because the service could not be reached")
         return FOUND if found else NOT_ASKED
     print(f"vulnerabilities: {'none known' if not known else f'{len(known)} found'}")
     print(*(f"  {problem}" for problem in known), sep="\n", end="\n" if known else "")

@@ -1,4 +1,4 @@
-"""Debians without a compiler, made by debootstrap, to try packages in. Needs root."""
+"""Minimal Debian systems without a compiler, for testing packages. Needs root and debootstrap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOBODY = "61184"  # the first number that systemd gives to a DynamicUser
 
 
 def bootstrap(root: Path, suite: str, mirror: list[str], machine: str, *options: str) -> None:
-    """A minbase of that machine, made anew."""
+    """Create a minimal Debian for an architecture, replacing an existing one."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     options = ("--variant=minbase", f"--arch={DEBIAN_NAMES[machine]}", *options)
@@ -28,15 +28,15 @@ def bootstrap(root: Path, suite: str, mirror: list[str], machine: str, *options:
     command = ["debootstrap", "--foreign", *options, suite, root, *mirror]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     shorten_lists(root)
-    namespace = os.environ | {"container": "lxc"}  # so that no device is made, which only the machine's own root may
+    # With this variable, debootstrap creates no device nodes, which a namespace's root is not allowed to.
+    namespace = os.environ | {"container": "lxc"}
     done = apart(machine, 'exec chroot "$0" /debootstrap/debootstrap --second-stage', root, variables=namespace)
     if done.returncode != 0:
         raise SystemExit(f"debootstrap of {suite} for {machine}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def shorten_lists(root: Path) -> None:
-    """Only what was fetched stays listed: debootstrap reads the list of all packages several times, and by qemu each
-    time takes a minute and a half."""
+    """Keep only the downloaded packages in apt's lists, which debootstrap reads several times (90 s each in qemu)."""
     fetched = {line.split()[0] for line in (root / "debootstrap" / "debpaths").read_text().splitlines()}
     for path in (root / "var/lib/apt/lists").glob("*_Packages"):
         entries = path.read_text().split("\n\n")
@@ -45,7 +45,7 @@ def shorten_lists(root: Path) -> None:
 
 
 def bare_root(suite: str, mirror: list[str], machine: str = platform.machine()) -> Path:
-    """A Debian with Python and no compiler, and a user."""
+    """Return the root of a Debian with Python and a user, without a compiler. Created if needed."""
     root = ROOTS / (suite if machine == platform.machine() else f"{suite}-{machine}")
     if not (root / "home" / USER).is_dir():
         bootstrap(root, suite, mirror, machine, "--include=python3,python3-venv")
@@ -56,7 +56,7 @@ def bare_root(suite: str, mirror: list[str], machine: str = platform.machine()) 
 
 
 def copy_of(root: Path, name: str) -> Path:
-    """A root to spoil."""
+    """Return a copy of a root, for one test."""
     copy = ROOTS / name
     shutil.rmtree(copy, ignore_errors=True)
     subprocess.run(["cp", "--archive", "--reflink=auto", root, copy], check=True)
@@ -70,9 +70,11 @@ def confined(
     command: Sequence[str],
     user: str = NOBODY,
 ) -> str:
-    """What a command says there as a user of no name, without capabilities, where only `writable` can be written.
+    """Run a command in a root, and return its output.
 
-    writable: folder there -> folder here, which is made and given to that user.
+    It runs as an unnamed user without capabilities, and the root is read-only.
+
+    writable: folder in the root -> folder outside, which is created and owned by the user.
     """
     mounts = ["ip link set lo up", f"mount --bind {root} {root}"]
     for inside, outside in writable.items():

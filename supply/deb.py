@@ -1,9 +1,9 @@
-"""Packs the built wheel and all it needs as a Debian package: `make deb`, or
+"""Package the built wheel with its dependencies for Debian: `make deb`, or
 
     python supply/deb.py [--machine aarch64] [--suite trixie ...] [--out dist]
 
-A package holds a virtual environment for that Debian's own Python, filled from archives that the lock files name by
-their hashes; so it is for one Debian, and needs nothing of another index. The same commit gives the same bytes.
+A package contains a virtual environment for the Python of one Debian release, with the locked versions of all
+dependencies, so nothing is downloaded at installation. Builds are reproducible.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Depends: python3 (>= {python}), python3 (<< {next_python}), libc6 (>= 2.28), lib
 Section: web
 Priority: optional
 Description: chat page and API for SmolLM3-3B
- A chatbot and inference server that multiplies the quantised blocks of
- SmolLM3-3B's GGUF file as they are, on the processor, offline. It holds all
- Python packages it needs, and a small demo model.
+ A chatbot and inference server that runs SmolLM3-3B from a GGUF file on the
+ CPU, offline, without dequantising its weights. All required Python packages
+ and a small demo model are included.
 """
 
 SCRIPTS = {
@@ -70,7 +70,7 @@ def put(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def environment(house: Path, python: str, machine: str) -> None:
-    """A virtual environment as venv makes it, without pip, for a Python that need not be here."""
+    """Create a virtual environment without pip. Its Python need not be installed on this machine."""
     archives, packages = (
         STAGES / f"archives-{python}-{machine}",
         house / "lib" / f"python{python}" / "site-packages",
@@ -78,16 +78,16 @@ def environment(house: Path, python: str, machine: str) -> None:
     fetch(python, machine, archives)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile"]
     here = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(archives)}
-    ours = f"notso-smollm3-bot=={version()}"  # by its name, so that no path of this machine is recorded
+    ours = f"notso-smollm3-bot=={version()}"  # by name, so that no local path is recorded
     subprocess.run([*pip, *pip_target(python, machine), "--target", packages, ours], check=True, env=here)
-    shutil.rmtree(packages / "bin")  # they name the Python of this machine
+    shutil.rmtree(packages / "bin")  # scripts for the local Python
     put(house / "pyvenv.cfg", f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {python}\n")
     (house / "bin").mkdir()
     (house / "bin" / "python3").symlink_to(f"/usr/bin/python{python}")
 
 
 def build(suite: str, out: Path, machine: str = platform.machine()) -> Path:
-    """The package of one Debian."""
+    """Build the package for a Debian release, and return its path."""
     python, stage, architecture = PYTHONS[suite], STAGES / f"{suite}-{machine}", DEBIAN_NAMES[machine]
     major, minor = python.split(".")
     shutil.rmtree(stage, ignore_errors=True)
@@ -109,14 +109,18 @@ def build(suite: str, out: Path, machine: str = platform.machine()) -> Path:
     made = STAGES / f"notso_{full}_{architecture}.deb"
     steady = os.environ | {"SOURCE_DATE_EPOCH": commit_time()}
     subprocess.run(["dpkg-deb", "--root-owner-group", "--build", stage, made], check=True, env=steady, stdout=2)
-    return made.rename(out / made.name)  # whole or not at all
+    return made.rename(out / made.name)  # atomic
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--machine", choices=MACHINES, default=platform.machine(), help="default: this one")
-    parser.add_argument("--suite", action="append", choices=list(PYTHONS), help="repeatable; default: trixie")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument(
+        "--machine", choices=MACHINES, default=platform.machine(), help="architecture (default: this machine's)"
+    )
+    parser.add_argument(
+        "--suite", action="append", choices=list(PYTHONS), help="Debian release, repeatable (default: trixie)"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="output folder (default: dist)")
     options = parser.parse_args()
     for suite in options.suite or ["trixie"]:
         made = build(suite, options.out, options.machine)

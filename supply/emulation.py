@@ -1,7 +1,6 @@
-"""Root filesystems of another machine run here: qemu's user mode, in namespaces of their own. Needs root.
+"""Root filesystems of other architectures, run by qemu's user mode in separate namespaces. Needs root and Linux 6.7.
 
-The kernel is told of qemu by a binfmt_misc that only these namespaces see, which Linux has from 6.7 on: the machine
-itself is left as it was.
+qemu is registered in a binfmt_misc mount that only these namespaces see, so the host's configuration does not change.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ BEGIN += '; printf %s "$QEMU" >/proc/sys/fs/binfmt_misc/register; '
 def apart(
     machine: str, script: str, *arguments: str | Path, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What a script of the shell says ($0 is the first argument) where mounts are its own and that machine's programs
-    run.
+    """Run a shell script in separate namespaces that can run a machine's programs, and return the result.
 
-    variables: its environment; without them it has `PATH` alone.
+    arguments: of the script; the first is $0.
+    variables: the environment; by default, only `PATH`.
     """
     environment = dict(variables or {"PATH": os.environ["PATH"]})
     if machine == platform.machine():
@@ -38,7 +37,7 @@ def apart(
     if qemu is None:
         raise SystemExit(f"{machine} needs qemu-{machine}-static (Debian: apt install qemu-user-static)")
     environment["QEMU"] = registration(machine, qemu)
-    # The users of the new namespace are those of this machine, which only a process outside can say.
+    # The new namespace has the host's users; only a process outside may set this.
     wait = 'echo; read -r _; exec "$0" "$@"'
     command = ["unshare", "--user", "sh", "-c", wait, *APART, "sh", "-ec", BEGIN + script, *arguments]
     pipe = subprocess.PIPE
@@ -52,8 +51,8 @@ def apart(
 
 
 def registration(machine: str, qemu: str) -> str:
-    """What binfmt_misc is told: by which bytes a program of that machine is known, and that qemu is opened now (F)."""
+    """Return binfmt_misc's registration of qemu: how a machine's programs start. F: qemu is opened at once."""
     head = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00" + bytes([ELF_NUMBERS[machine], 0])
-    mask = b"\xff" * 7 + b"\x00" + b"\xff" * 8 + b"\xfe\xff\xff\xff"  # of any system; a program or a library
+    mask = b"\xff" * 7 + b"\x00" + b"\xff" * 8 + b"\xfe\xff\xff\xff"  # any OS ABI; an executable or a library
     escaped = ["".join(f"\\x{byte:02x}" for byte in each) for each in (head, mask)]
     return f":{machine}:M::{escaped[0]}:{escaped[1]}:{qemu}:F"

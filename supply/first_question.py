@@ -1,6 +1,6 @@
-"""Starts a server by the command in the arguments, loads its page and asks the first question; prints figures as JSON.
+"""Start a server with the command in the arguments, load its page and ask a question. Prints measurements as JSON.
 
-Without arguments it asks the one that runs. It is copied to where there is nothing but Python.
+Without arguments, the running server on port 3000 is used. This script needs only Python.
 """
 
 import json
@@ -32,7 +32,7 @@ def wait_for(path: str) -> str:
     while True:
         try:
             return get(path)
-        except OSError:  # nobody listens yet, or the model is being loaded
+        except OSError:  # the server is starting, or loading the model
             assert server.poll() is None and time.monotonic() < begun + 60
             time.sleep(0.02)
 

@@ -1,8 +1,8 @@
-"""Makes the documentation site in build/handbook/site: `make docs`.
+"""Build the documentation site in build/handbook/site: `make docs`.
 
-The site holds README.md and whatever can be reached from it by links: documents, pictures, the licence. mkdocs is
-strict, so a broken link or anchor fails. Then every page is looked at for what mkdocs does not see: pictures in HTML,
-and whatever a page would load from elsewhere.
+The site consists of README.md and all files that can be reached from it by links. mkdocs runs in strict mode, so broken
+links and anchors are errors. What mkdocs does not check is checked here: that files referenced in HTML exist, and that
+no page loads anything from another site.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LOADED = ("script", "link", "img", "source", "iframe", "video", "audio")
 
 
 def reached(start: Path) -> set[Path]:
-    """That document and all files that its links lead to, and theirs."""
+    """Return a document and all files that its links lead to, directly or indirectly."""
     found, left = set(), [start.resolve()]
     while left:
         path = left.pop()
-        if path in found or not path.is_file():  # a link that leads nowhere is mkdocs' business
+        if path in found or not path.is_file():  # mkdocs reports broken links
             continue
         found.add(path)
         if path.suffix == ".md":
@@ -38,7 +38,7 @@ def reached(start: Path) -> set[Path]:
 
 
 class References(HTMLParser):
-    """(tag, address) of everything that a page names."""
+    """Parser that collects (tag, address) of all references in a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -50,9 +50,9 @@ class References(HTMLParser):
 
 
 def faults(site: Path) -> Iterator[str]:
-    """What is missing, and what would be loaded from elsewhere."""
+    """Yield missing files and references to other sites."""
     for page in sorted(site.rglob("*.html")):
-        if page.name == "404.html":  # its addresses begin at the root of the server
+        if page.name == "404.html":  # its addresses are relative to the server's root
             continue
         for tag, address in References(page.read_text("utf-8")).found:
             parts = urlsplit(address)
@@ -73,7 +73,7 @@ def main() -> None:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build"], cwd=ROOT, env=quiet, capture_output=True, text=True
     )
-    if built.returncode != 0:  # with --quiet it would not count the warnings that strict is about
+    if built.returncode != 0:  # --quiet would disable strict mode
         raise SystemExit(built.stdout + built.stderr)
     if found := list(faults(BUILD / "site")):
         raise SystemExit("\n".join(found))

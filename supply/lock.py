@@ -1,8 +1,8 @@
-"""Writes the lock files of this folder anew: `make lock`, after a change of constraints.txt or pyproject.toml.
+"""Regenerate the lock files in this folder: `make lock`, after changes to constraints.txt or pyproject.toml.
 
-Each holds the exact versions of constraints.txt with the SHA-256 of every file the package index offers of them, and no
-address: where packages come from is the machine's business. The files do not overlap and are complete, so they are
-installed with `pip install --require-hashes --no-deps`.
+Each contains exact versions, from constraints.txt, with the SHA-256 of each of their files in the package index, but no
+index addresses. The files are complete and do not overlap, so they are installed with
+`pip install --require-hashes --no-deps`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent
 
 ELSEWHERE = ("colorama", "pywin32", "httpx2-jsfetch")
-"""What only Windows and browsers would need, unless a group names it: the program does not run there."""
+"""Packages needed only on Windows and in browsers, where the program does not run; left out unless a group lists them.
+"""
 
 SOURCES = ("rouge-score", "sqlitedict", "word2number")
-"""What lm-evaluation-harness needs for tasks that are not tried here. They come as sources only, and building those
-would fetch tools that no hash names."""
+"""Dependencies of lm-evaluation-harness for tasks that are not tested here. They are left out because they exist only
+as source archives, and building those would download build tools without checking hashes."""
 
 TUNE, RAY = "tune", "ray"
 FOR_GPUS = re.compile(r"(nvidia|cuda)-[a-z0-9-]+|triton|torch")
-"""PyTorch's build for GPUs and what it needs, gigabytes: `make test-tune` has the build for CPUs, which needs none of
-it. Whoever tunes on a GPU installs the extra as usual."""
+"""PyTorch for GPUs and its dependencies, several gigabytes. `make test-tune` uses PyTorch for CPUs instead; for tuning
+on a GPU, the extra is installed as usual."""
 
 CPU_TORCH = """\
 torch==2.13.0 ; platform_machine == 'x86_64' and python_full_version < '3.12' \\
     --hash=sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
 """
-"""That build, for CPython 3.11: PyTorch offers it beside the usual index, so its hash stands here."""
+"""PyTorch for CPUs, for CPython 3.11. It is not in the usual index, so its hash is given here."""
 
 BESIDE = (TUNE, RAY)
-"""What the one needs beside the program and its tests the other does not have: each sees `.venv` and its own."""
+"""Groups installed in addition to `.venv`, each in an environment of its own; they may overlap each other."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "build": ("pip", "scikit-build-core", "nanobind", "cmake", "ninja"),
@@ -59,7 +60,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "lief",
         "twine",
     ),
-    "docs": ("mkdocs-material", "colorama"),  # the one asks for the other everywhere
+    "docs": ("mkdocs-material", "colorama"),  # mkdocs-material needs colorama on all systems
     "clients": (
         "openai",
         "anthropic",
@@ -78,7 +79,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "openai<3",
         "instructor",
         "litellm",
-        "mcp",  # litellm asks for it where tools are given
+        "mcp",  # litellm imports it for requests with tools
         "llama-index-core",
         "llama-index-llms-openai-like",
         "pytest",
@@ -86,27 +87,27 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "clients-lm-eval": (
         "lm-eval[api]",
-        "colorama",  # sacrebleu imports it everywhere
+        "colorama",  # sacrebleu imports it on all systems
         "pytest",
         "pytest-timeout",
     ),
 }
-"""What is installed when."""
+"""Groups of packages; each has a lock file."""
 
 APART = ("lock", "audit", "wheels", "docs", "clients", "clients-openai-2", "clients-lm-eval")
-"""Those have a virtual environment of their own, and so hold all they need."""
+"""Groups with a separate virtual environment, so their lock files include all dependencies."""
 
 CLIENTS = ("clients", "clients-openai-2", "clients-lm-eval")
-"""Programs of others that are tried against the server (`make test-clients`), in three environments: some want another
-openai than the rest, and lm-evaluation-harness brings half a hundred packages.
-"""
+"""Groups of third-party clients that are tested with the server (`make test-clients`). There are three, because some
+clients need another version of openai, and lm-evaluation-harness has about 50 dependencies."""
 
 OWN_PINS = (*CLIENTS, "wheels", "docs")
-"""Their versions stay as their lock files have them; a file that was removed is made of the newest."""
+"""Groups that keep the versions in their lock files; if a file is deleted, it is regenerated with the newest versions.
+"""
 
 
 def locked(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Name -> (version, SHA-256 sums) of a lock file."""
+    """Return name -> (version, SHA-256 sums) of a lock file."""
     joined = path.read_text("utf-8").replace("\\\n", " ")
     found = {}
     for line in joined.splitlines():
@@ -116,7 +117,7 @@ def locked(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def for_cpus(text: str) -> str:
-    """The lines of a lock file without what only a GPU needs, and with the build of PyTorch that needs none."""
+    """Return a lock file's lines without the packages for GPUs, and with PyTorch for CPUs."""
     packages = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)
     return "".join(each for each in packages if not FOR_GPUS.fullmatch(each.partition("==")[0])) + CPU_TORCH
 
@@ -135,7 +136,7 @@ def main() -> None:
         command += ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
         pins = path if group in OWN_PINS else ROOT / "constraints.txt"
         command += ["--constraint", str(pins)] if pins.exists() else []
-        command += ["--constraint", str(path)] if group in BESIDE and path.exists() else []  # nobody else holds them
+        command += ["--constraint", str(path)] if group in BESIDE and path.exists() else []  # no other file has them
         command += [part for name in sorted(left_out) for part in ("--no-emit-package", name)]
         command += [*wanted, str(ROOT / "pyproject.toml")] if project else ["-"]
         listed = "" if project else "\n".join(wanted)

@@ -1,14 +1,14 @@
-"""Strips a library of a macOS wheel, and checks it without a Mac:
+"""Strip the library of a macOS wheel, or check it, without a Mac:
 
     python supply/mach_o.py LIBRARY strip|arm64|x86_64 [BUILD]
 
-It must be for that processor and run on macOS 11; need libSystem alone and take nothing from it but the names below
-(those of Python are abi3audit's); name no folder; and on Apple silicon, which loads nothing else, carry a signature
-whose hashes are those of its bytes. In the folder where it was built, the objects of both NEON families are searched
-for instructions that the M1 lacks. Needs lief.
+The library must be for that architecture and for macOS 11, depend only on libSystem, use only the symbols in
+libsystem.txt (abi3audit checks those of Python), and have a relative install name. For Apple silicon, which requires
+signatures, it must be signed and the hashes in its signature must be correct. In the build folder, the object files of
+both NEON families are searched for instructions that the M1 does not have. Needs lief.
 
-zig keeps the paths of all objects in a library, and its own stripping damages the table of symbols; so local symbols
-are removed here after linking, and the library is signed anew.
+zig leaves the paths of all object files in a library, and its own stripping damages the symbol table; so this script
+removes local symbols after linking, and signs the library again.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ SHA256 = 2
 
 
 def faults(library: bytes, machine: str) -> Iterator[str]:
-    """Why a library may not be in a wheel."""
+    """Yield the reasons why a library may not be in a wheel."""
     import lief
 
     lief.logging.disable()
     universal = lief.MachO.parse(list(library))
     if universal is None or universal.size != 1:
-        yield "it is not a Mach-O library for one processor"
+        yield "it is not a Mach-O library for one architecture"
         return
     binary = universal.at(0)
     if (found := binary.header.cpu_type.name.lower()) != machine:
         yield f"it is for {found}"
     oldest = tuple(binary.build_version.minos[:2]) if binary.has_build_version else None
     if oldest != OLDEST:
-        yield f"it needs macOS {'.'.join(map(str, oldest)) if oldest else 'of an unknown version'}"
+        yield f"its minimum macOS version is {'.'.join(map(str, oldest)) if oldest else 'unknown'}"
     needed = [each.name for each in binary.libraries if each.command != lief.MachO.LoadCommand.TYPE.ID_DYLIB]
     if needed != [LIBSYSTEM]:
-        yield f"it needs {', '.join(needed) or 'no library'}"
+        yield f"it is linked to {', '.join(needed) or 'no library'}"
     own = [each.name for each in binary.libraries if each.command == lief.MachO.LoadCommand.TYPE.ID_DYLIB]
-    yield from (f"it is called {name}" for name in own if not name.startswith("@rpath/"))
+    yield from (f"its install name is {name}" for name in own if not name.startswith("@rpath/"))
     allowed = set(SYMBOLS.read_text().split())
     foreign = {
         symbol.name
         for symbol in binary.symbols
         if symbol.raw_type & 0x0F == 1 and not symbol.name.startswith(("_Py", "__Py"))  # undefined and external
     }
-    yield from (f"it takes {name}" for name in sorted(foreign - allowed))
+    yield from (f"it uses {name}" for name in sorted(foreign - allowed))
     if machine == "arm64":
         yield from unsigned_parts(library)
 
 
-# (mask, value) of A64 instructions. The first family runs on every chip from the M1 on, the second on those with i8mm.
+# (mask, value) of A64 instructions. The family neon runs on every chip from the M1 on, neon_i8mm on those with i8mm.
 DOT = {
     "sdot": ((0xBFE0FC00, 0x0E809400), (0xBFC0F400, 0x0F80E000)),
     "udot": ((0xBFE0FC00, 0x2E809400), (0xBFC0F400, 0x2F80E000)),
@@ -75,11 +75,11 @@ LATER = {
     "sve": ((0x1E000000, 0x04000000),),
 }
 FAMILIES = {"neon": ({"sdot", "udot"}, {*I8MM, *LATER}), "neon_i8mm": ({"sdot", "smmla"}, {*LATER})}
-"""What a family's object must and may not contain."""
+"""Instructions that a family's object file must and must not contain."""
 
 
 def instructions(code: bytes) -> set[str]:
-    """Names of those above that machine code of A64 contains."""
+    """Return the names of the instructions above that occur in A64 machine code."""
     words = {word for (word,) in struct.iter_unpack("<I", code[: len(code) // 4 * 4])}
     return {
         name
@@ -89,19 +89,19 @@ def instructions(code: bytes) -> set[str]:
 
 
 def kernel_faults(build: Path) -> Iterator[str]:
-    """What the objects of the NEON families lack or have too much."""
+    """Yield missing and forbidden instructions of the NEON families' object files."""
     import lief
 
     for family, (wanted, foreign) in FAMILIES.items():
         path = build / "CMakeFiles" / f"kernels_{family}.dir" / "native" / "kernels" / "neon" / "table.cpp.o"
         binary = lief.MachO.parse(str(path)).at(0)
         found = instructions(b"".join(bytes(each.content) for each in binary.sections if each.name == "__text"))
-        yield from (f"{family} lacks {name}" for name in sorted(wanted - found))
-        yield from (f"{family} has {name}" for name in sorted(foreign & found))
+        yield from (f"{family} does not use {name}" for name in sorted(wanted - found))
+        yield from (f"{family} must not use {name}" for name in sorted(foreign & found))
 
 
 def unsigned_parts(library: bytes) -> Iterator[str]:
-    """What of a library its ad-hoc signature does not hold for."""
+    """Yield errors in the ad-hoc signature of a library."""
     import lief
 
     binary = lief.MachO.parse(list(library)).at(0)
@@ -115,27 +115,27 @@ def unsigned_parts(library: bytes) -> Iterator[str]:
         start + offset for _, offset in index if struct.unpack_from(">I", library, start + offset)[0] == CODE_DIRECTORY
     ]
     if not directories:
-        yield "its signature names no hashes"
+        yield "its signature has no hashes"
     for directory in directories:
         hashes, _, _, pages, limit = struct.unpack_from(">5I", library, directory + 16)
         size, kind, _, shift = struct.unpack_from(">4B", library, directory + 36)
         if (size, kind, limit) != (32, SHA256, start):
-            yield "its signature is not of SHA-256 over all that precedes it"
+            yield "its signature must contain SHA-256 hashes of everything before it"
             return
         for page in range(pages):
             data = library[page << shift : min((page + 1) << shift, limit)]
             at = directory + hashes + size * page
             if hashlib.sha256(data).digest() != library[at : at + size]:
-                yield f"page {page} is not the one that was signed"
+                yield f"page {page} does not match the signature"
 
 
 SYMTAB, DYSYMTAB, SEGMENT, UUID, SIGNATURE = 0x2, 0xB, 0x19, 0x1B, 0x1D  # mach-o/loader.h
 _LOCAL = 0x80000000
-_SPECIAL = 0xC0000000  # entries of the indirect table that name no symbol: local and absolute ones
+_SPECIAL = 0xC0000000  # local and absolute entries of the indirect table, which have no symbol
 
 
 def stripped(library: bytes) -> bytes:
-    """Return a library without local symbols and the paths of its objects, signed anew if it was signed."""
+    """Return a library without local symbols and paths of object files, signed again if it was signed."""
     data = bytearray(library)
     at, commands = 32, {}
     for _ in range(struct.unpack_from("<I", data, 16)[0]):
@@ -176,7 +176,7 @@ def stripped(library: bytes) -> bytes:
 
 
 def _head_of_signature(library: bytes, command: int, limit: int) -> bytes:
-    # All but the hashes of pages: a signature with nothing but its directory.
+    # A signature that consists of a code directory, without the hashes of pages.
     start = struct.unpack_from("<I", library, command + 8)[0]
     directory = next(
         start + offset

@@ -1,11 +1,10 @@
-"""Builds the sources as on a fresh machine with each compiler and each Python there is, and asks: `make matrix`, or
+"""Build with each installed compiler and Python, and compare answers of the demo model: `make matrix`, or
 
     python supply/matrix.py [--compiler clang++ ...] [--python PYTHON ...] [--debian trixie ...] [--tests ARGS]
 
-Each pair has a clone of what is committed, where `make .venv/.run` does all that the first `make run` does. A Debian is
-made by debootstrap with its own g++ and Python, which needs root. Prints a table: seconds by the clock and of the
-processors for that, and the fingerprint of an answer, which every row has to have alike. --tests also runs `make test`
-with those arguments. ccache is not used.
+Each combination is built in a new clone of the committed sources by `make .venv/.run`, which does the same as the first
+`make run`. Debian releases are created by debootstrap, which needs root, and use their own g++ and Python. Prints a
+table of wall time, CPU time and the answer's fingerprint, which must be the same in all rows. ccache is not used.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ COMPILERS = ("g++", *(f"g++-{number}" for number in range(12, 17)), *(f"clang++-
 PACKAGES = "python3,python3-venv,python3-dev,make,g++"
 
 Run = Callable[[str], str]
-"""Runs a command of the shell in the clone; what it says."""
+"""Runs a shell command in the clone, and returns its output."""
 
 
 def compilers() -> list[str]:
-    """One of each version that is here."""
+    """Return one compiler of each installed version."""
     found: dict[str, str] = {}
     for name in (*COMPILERS, "clang++"):
         if path := shutil.which(name):
@@ -45,8 +44,8 @@ def compilers() -> list[str]:
 
 
 def pythons() -> list[str]:
-    """This one, and the newest that is here."""
-    beside = sorted(Path(sys.base_prefix).parent.glob("*3.*/bin/python3"))  # as pyenv and uv keep them
+    """Return this Python and the newest installed one."""
+    beside = sorted(Path(sys.base_prefix).parent.glob("*3.*/bin/python3"))  # folders of pyenv and uv
     named = [shutil.which(f"python3.{minor}") for minor in range(11, 16)]
     found: dict[tuple[int, ...], str] = {}
     for path in (*filter(None, named), *map(str, beside), sys.executable):
@@ -68,7 +67,7 @@ def clone(to: Path) -> None:
 
 
 def row(name: str, run: Run, settings: str, tests: str | None) -> tuple[list[str], str]:
-    """A row of the table; the fingerprint."""
+    """Build in a clone. Returns a row of the table and the answer's fingerprint."""
     begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     run(f"make {settings} .venv/.run")
     seconds, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -80,7 +79,7 @@ def row(name: str, run: Run, settings: str, tests: str | None) -> tuple[list[str
 
 
 def here(compiler: str, python: str, tests: str | None) -> tuple[list[str], str]:
-    """With what this machine has."""
+    """Build with a compiler and Python of this machine."""
     said = output([compiler, "--version"]).splitlines()[0]
     version = output([python, "-c", "import platform; print(platform.python_version())"]).strip()
     folder = BUILD / f"{Path(compiler).name}-{version}"
@@ -97,7 +96,7 @@ def here(compiler: str, python: str, tests: str | None) -> tuple[list[str], str]
 
 
 def debian(suite: str, mirror: list[str], tests: str | None) -> tuple[list[str], str]:
-    """In a Debian with its own tools, which takes packages from files alone."""
+    """Build in a Debian release with its own tools, offline."""
     machine = platform.machine()
     root = ROOTS / f"{suite}-compiler"
     if not (root / "usr/bin/g++").exists():
@@ -119,13 +118,15 @@ def debian(suite: str, mirror: list[str], tests: str | None) -> tuple[list[str],
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compiler", action="append", help="repeatable; default: every version here")
-    parser.add_argument("--python", action="append", help="repeatable; default: this one and the newest here")
-    parser.add_argument("--debian", action="append", choices=list(PYTHONS), default=[], help="repeatable; also in it")
-    parser.add_argument("--mirror", nargs=1, default=[], help="of Debian; default: debootstrap's own")
-    parser.add_argument("--tests", metavar="ARGS", help="also run `make test` with these")
+    parser.add_argument("--compiler", action="append", help="repeatable (default: all installed versions)")
+    parser.add_argument("--python", action="append", help="repeatable (default: this one and the newest installed)")
+    parser.add_argument(
+        "--debian", action="append", choices=list(PYTHONS), default=[], help="Debian release to build in, repeatable"
+    )
+    parser.add_argument("--mirror", nargs=1, default=[], help="Debian mirror (default: debootstrap's)")
+    parser.add_argument("--tests", metavar="ARGS", help="also run `make test` with these arguments")
     options = parser.parse_args()
-    head = ["", "first run, s", "of the processors, s", "fingerprint"]
+    head = ["", "build, s", "CPU time, s", "fingerprint"]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
     found = set()
     for compiler in options.compiler or compilers():
@@ -138,7 +139,7 @@ def main() -> None:
         print(f"| {' | '.join(cells)} |", flush=True)
         found.add(fingerprint)
     if len(found) != 1:
-        raise SystemExit(f"the answers differ: {found}")
+        raise SystemExit(f"the answers differ; fingerprints: {', '.join(sorted(found))}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Count the files that a change needs: `python supply/plant.py [NAME ...]`.
+"""Count the files to edit for typical changes: `python supply/plant.py [NAME ...]`.
 
-Each change is planted in a copy of the tree, the generated documents are made anew, and the planted thing is used over
-HTTP and the command line as its users would. Generated documents and new files are not counted. Exits with 1 if a
-planted thing does not work or needs more files than its goal.
+Each change is applied ("planted") to a copy of the tree, the generated documents are updated, and the new feature is
+used over HTTP and the command line. Generated documents and new files are not counted. Exits with 1 if a feature does
+not work or needs edits in more files than its goal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GENERATED = {
 
 @dataclass(frozen=True)
 class Plant:
-    """A change: texts put before an anchor in existing files, and new files."""
+    """A change: texts to insert before anchors in existing files, and new files."""
 
     goal: int
     check: Callable[[], None]
@@ -41,7 +41,7 @@ class Plant:
 
 
 def helped(*arguments: str) -> str:
-    """Return what a command prints; its last line is the exit code."""
+    """Run a command and return its output, followed by a line with the exit code."""
     from notso.cli.app import run_command_line
 
     said = io.StringIO()
@@ -166,7 +166,7 @@ def check_route() -> None:
 
 
 def check_format() -> None:
-    """Every kernel family multiplies the planted format as the reference does, bit for bit like the others."""
+    """Check that all kernel families give the same products with the planted format, close to the reference's."""
     import numpy as np
 
     from notso.qtensor import CPU, FORMATS_BY_NAME, QTensor, kernel_choice
@@ -387,7 +387,7 @@ PLANTS = {
 
 
 def planted(name: str, folder: Path) -> int:
-    """Plant a change in a copy of the tree, use it, and return the number of files that were changed."""
+    """Apply a change to a copy of the tree, check it, and return the number of edited files."""
     plant = PLANTS[name]
     for each in COPIED:
         if (ROOT / each).is_dir():
@@ -402,7 +402,7 @@ def planted(name: str, folder: Path) -> int:
     for path, edits in plant.edits.items():
         text = (folder / path).read_text("utf-8")
         for anchor, added in edits:
-            assert text.count(anchor) == 1, f"{path} has {text.count(anchor)} times {anchor!r}"
+            assert text.count(anchor) == 1, f"{path} has {anchor!r} {text.count(anchor)} times"
             text = text.replace(anchor, added + anchor)
         (folder / path).write_text(text, "utf-8")
     for path, text in plant.new.items():
@@ -418,7 +418,7 @@ def planted(name: str, folder: Path) -> int:
 
 
 def compile_module(folder: Path) -> None:
-    """Build the native module of the copy, not optimized and without machine code for GPUs."""
+    """Build the native module of the copy, without optimization and GPU code."""
     tools = Path(sys.executable).parent
     made = folder / "made"
     options = ("-DQTENSOR_OPTIMISE=-O0", "-DQTENSOR_CUDA=OFF", f"-DPython_EXECUTABLE={sys.executable}")
@@ -434,8 +434,8 @@ def compile_module(folder: Path) -> None:
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """Run Python in the copy and return its output. Raises RuntimeError with its errors."""
-    # The finder of an editable install leads to this tree; -S leaves it out, and PYTHONPATH names the packages.
+    """Run Python in the copy and return its output. Raises RuntimeError with its stderr."""
+    # -S disables the editable install, which would import this tree; PYTHONPATH gives the other packages.
     packages = [path for path in sys.path if path.endswith("site-packages")]
     paths = [str(folder / "src"), str(folder / "tests"), *packages]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NOTSO_CONFIG": ""}
@@ -448,7 +448,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def main(names: list[str]) -> int:
-    """Print a line for each change. Return the exit code."""
+    """Print a line for each change, and return the exit code."""
     if names[:1] == ["--check"]:
         PLANTS[names[1]].check()
         return 0
@@ -461,7 +461,7 @@ def main(names: list[str]) -> int:
                 print(f"{name:10} does not work\n{error}")
                 worst = 1
                 continue
-        print(f"{name:10} {count} of at most {PLANTS[name].goal}", flush=True)
+        print(f"{name:10} {count} files, goal: at most {PLANTS[name].goal}", flush=True)
         worst |= count > PLANTS[name].goal
     return worst
 

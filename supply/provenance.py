@@ -1,8 +1,8 @@
-"""Says of what the files of a release were made, as an in-toto statement with SLSA's provenance of version 1.
+"""Provenance of a release's files, as an in-toto statement with SLSA provenance v1.
 
-It names each file by its SHA-256, the commit, the lock files and the tools. Nobody signs it here: a forge that builds
-from the tag signs one of its own (.github/workflows/release.yml). It holds no time and no path, so the same commit
-and Python give the same bytes.
+It gives the SHA-256 of each file, the commit, the lock files and the tools. It is not signed; GitHub Actions, building
+from the tag, signs its own (.github/workflows/release.yml). It contains no times and no paths, so the same commit and
+Python give the same statement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from target import MACHINES
 
 LOCKS = ("build.txt", "run.txt", "wheels.txt")
-"""Of what is compiled with, and of what is packed."""
+"""Lock files of the build tools and of the runtime dependencies."""
 
 
 def digest(path: Path) -> str:
@@ -26,7 +26,10 @@ def digest(path: Path) -> str:
 
 
 def statement(root: Path, version: str, commit: str, files: Iterable[Path]) -> dict[str, Any]:
-    """root: the sources of that commit, whose lock files are named."""
+    """Return the statement.
+
+    root: a checkout of the commit.
+    """
     supply = root / "supply"
     tools = dict(re.findall(r"^(\S+)==(\S+?)(?: |$)", (supply / "wheels.txt").read_text(), re.MULTILINE))
     return {

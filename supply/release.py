@@ -1,11 +1,10 @@
-"""Makes a release of what is committed: `make release VERSION=0.2.0`, or
+"""Create a release from the current commit: `make release VERSION=0.2.0`, or
 
     python supply/release.py 0.2.0 [--dry-run]
 
-The version stands in pyproject.toml alone. What CHANGELOG.md has under Unreleased becomes the section of this version;
-both are committed, then wheels, sources, the Debian package, bill of materials and formula are built from that commit
-into dist/ with their provenance and SHA-256 sums, and only then it is tagged. Where the build fails the commit is taken
-back. Nothing is pushed.
+Sets the version in pyproject.toml, moves CHANGELOG.md's Unreleased section to the new version, and commits both. Then
+wheels, sources, the Debian package, SBOM and Homebrew formula are built from that commit into dist/, with provenance
+and SHA-256 sums, and the commit is tagged. If the build fails, the commit is undone. Nothing is pushed.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def refusal(root: Path, version: str) -> str | None:
-    """Why this version cannot be released from what is there; None if it can."""
+    """Return why a version cannot be released from a checkout, or None if it can."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        return f"{version!r} is no version: three numbers with points between them"
+        return f"{version!r} is not a version such as 1.2.3"
     if git(root, "status", "--porcelain"):
-        return "there are changes that are not committed"
+        return "there are uncommitted changes"
     released = [tag.removeprefix("v") for tag in git(root, "tag", "--list", "v*.*.*").splitlines()]
     if released and numbers(version) <= max(map(numbers, released)):
-        return f"{max(released, key=numbers)} is released already"
+        return f"{max(released, key=numbers)} is already released"
     if not re.search(r"^- ", unreleased((root / "CHANGELOG.md").read_text()), re.MULTILINE):
         return "CHANGELOG.md has nothing under Unreleased"
     return None
@@ -52,23 +51,23 @@ def unreleased(changelog: str) -> str:
 
 
 def changed(root: Path, version: str, day: str) -> dict[Path, str]:
-    """What the files that name the version say after it."""
+    """Return the new contents of the files that contain the version."""
     project, changelog = root / "pyproject.toml", root / "CHANGELOG.md"
     said, count = re.subn(r'^version = "[^"]+"$', f'version = "{version}"', project.read_text(), flags=re.MULTILINE)
     if count != 1:
-        raise SystemExit("pyproject.toml does not say its version once")
+        raise SystemExit(f"pyproject.toml must have one version line, not {count}")
     return {project: said, changelog: changelog.read_text().replace(OPEN, f"{OPEN}\n## [{version}] - {day}\n", 1)}
 
 
 def build(root: Path, version: str) -> None:
-    """Everything that is published, in dist/."""
+    """Build all files to publish in dist/."""
     dist = root / "dist"
     for old in dist.glob(f"*{version}*"):
         old.unlink()
     parts = ["wheels", "sbom", *(["deb"] if shutil.which("dpkg-deb") else [])]
     subprocess.run(["make", "--no-print-directory", *parts], cwd=root, check=True)
     if "deb" not in parts:
-        print("dpkg-deb is not installed: no Debian package")
+        print("no Debian package, because dpkg-deb is not installed")
     shutil.copy(root / "build" / "sbom.json", dist / f"notso_smollm3_bot-{version}.cdx.json")
     (sources,) = dist.glob(f"*-{version}.tar.gz")
     formula = (root / "deploy" / "notso.rb").read_text()
@@ -84,7 +83,7 @@ def build(root: Path, version: str) -> None:
 
 
 def release(root: Path, version: str, day: str, build: Callable[[Path, str], None]) -> None:
-    """Commit, build, tag; without a tag there is no commit either."""
+    """Commit, build and tag. If the build fails, undo the commit."""
     for path, text in changed(root, version, day).items():
         path.write_text(text)
     git(root, "commit", "--all", "--message", f"Release {version}")
@@ -99,15 +98,15 @@ def release(root: Path, version: str, day: str, build: Callable[[Path, str], Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("version")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the planned release without changing anything")
     options = parser.parse_args()
     if why := refusal(ROOT, options.version):
-        raise SystemExit(f"no release: {why}")
+        raise SystemExit(f"cannot release: {why}")
     if options.dry_run:
-        print(f"would release {options.version} with:\n{unreleased((ROOT / 'CHANGELOG.md').read_text())}")
+        print(f"would release {options.version} with these changes:\n{unreleased((ROOT / 'CHANGELOG.md').read_text())}")
         return
     release(ROOT, options.version, datetime.now(UTC).date().isoformat(), build)
-    print(f"v{options.version} is tagged; dist/ holds what to publish with `git push --follow-tags`")
+    print(f"tagged v{options.version}; publish it with `git push --follow-tags`; the files are in dist/")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Bring the table of routes in SECURITY.md up to date: `python supply/routes.py`.
+"""Update the table of routes in SECURITY.md: `python supply/routes.py`.
 
-Rows keep their place and description; a new route's description is the first sentence of its docstring.
+Existing rows keep their order and description; a new route's description is the first sentence of its docstring.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLE = re.compile(r"^\| route \|.*?(?=^(?!\|)|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def routes() -> dict[str, Any]:
-    """Return every route by its method and path."""
+    """Return all routes by method and path."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(data_dir=Path(folder), engine_api=True, engine_key="a key for front ends only")
         contexts = list(iter_route_contexts(create_app(ScriptedEngine, settings).routes))
@@ -40,7 +40,7 @@ def routes() -> dict[str, Any]:
 
 
 def with_table(page: str) -> str:
-    """Return the page with the table of the routes as they are."""
+    """Return the page with an updated table of routes."""
     described = dict(re.findall(r"^\| `([A-Z]+ /\S*)` \|.*\| ([^|]*) \|$", page, re.MULTILINE))
     known = routes()
     ordered = [*(name for name in described if name in known), *(name for name in known if name not in described)]

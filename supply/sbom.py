@@ -1,7 +1,7 @@
-"""Writes what the program is made of, as a CycloneDX 1.6 bill of materials: `make sbom`.
+"""Write a CycloneDX 1.6 bill of materials (SBOM) of the program: `make sbom`.
 
-The packages it needs at run time, with the SHA-256 of every archive the lock file accepts for them, and the files of
-others that lie in its page.
+It lists the runtime dependencies, with the SHA-256 of each archive in the lock file, and the third-party files of the
+chat page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NPM_NAMES = {"htmx": "htmx.org", "hx": "htmx.org", "katex": "katex", "mermaid": 
 
 
 def bill() -> dict[str, Any]:
-    """The whole document. The same input gives the same bytes: it holds neither the time nor a number drawn."""
+    """Return the document. It is reproducible, because it contains no time or random serial number."""
     packages = locked(ROOT / "supply" / "run.txt")
     root = f"pkg:pypi/{OURS}@{version()}"
     components = [_package(name, pinned, sums) for name, (pinned, sums) in sorted(packages.items())]
@@ -48,11 +48,11 @@ def bill() -> dict[str, Any]:
 
 
 def vendored() -> list[tuple[str, str, str, str]]:
-    """(file, version, licence, SHA-256) of each foreign file of the page."""
+    """Return (file, version, licence, SHA-256) of each third-party file of the page."""
     rows = re.findall(r"^\| (\S+) \| (\S+) \| (\S+) \| ([0-9a-f]{64}) \|$", (VENDOR / "VENDORED.md").read_text(), re.M)
     for name, _, _, promised in rows:
         if hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() != promised:
-            raise SystemExit(f"{name} is not the file that VENDORED.md names")
+            raise SystemExit(f"{name} does not have the SHA-256 in VENDORED.md")
     return rows
 
 
@@ -65,7 +65,7 @@ def _package(name: str, pinned: str, sums: tuple[str, ...]) -> dict[str, Any]:
         "version": pinned,
         "purl": purl,
         "licenses": [{"license": {"name": licence_of(importlib.metadata.distribution(name))}}],
-        # Each is the sum of one archive, a wheel for one kind of machine: none is that of the package as a whole.
+        # A package has no single hash: each is of one archive, such as the wheel for an architecture.
         "properties": [{"name": "notso:archive:sha256", "value": value} for value in sorted(sums)],
     }
 

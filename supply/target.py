@@ -1,4 +1,4 @@
-"""The machines and Debians that packages are made for and tried in; what their Python takes of the package index."""
+"""Target architectures and Debian releases of packages, and downloading dependencies for them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ def version() -> str:
 
 
 def commit_time() -> str:
-    """When the commit was made, in seconds: the only time that a package holds."""
+    """Return the commit's Unix time, which is used for all files in packages."""
     said = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True)
     return said.stdout.strip()
 
 
 def our_wheel(python: str, machine: str) -> Path:
-    """The one in dist/ for that Python there. Ends the program where there is none."""
+    """Return the wheel in dist/ for a Python and an architecture. Raises SystemExit if there is none."""
     tag = "cp311-cp311" if python == "3.11" else "cp312-abi3"
     found = list((ROOT / "dist").glob(f"*-{version()}-{tag}-manylinux*_{machine}.whl"))
     if not found:
-        raise SystemExit(f"dist has no wheel of {version()} for Python {python} on {machine}: `make wheels` builds it")
+        raise SystemExit(
+            f"dist has no wheel of {version()} for Python {python} on {machine}; build it with `make wheels`"
+        )
     return found[0]
 
 
 def pip_target(python: str, machine: str) -> list[str]:
-    """Options for pip, to take archives for that Python on that machine whatever runs here."""
+    """Return pip's options for downloading for another Python and architecture than the current ones."""
     options = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     for abi in (f"cp{python.replace('.', '')}", "abi3", "none"):
         options += ["--abi", abi]
@@ -44,7 +46,7 @@ def pip_target(python: str, machine: str) -> list[str]:
 
 
 def fetch_locked(python: str, machine: str, folder: Path) -> None:
-    """All that ours needs into that folder, made anew: the archives that the lock files name by their hashes."""
+    """Download the locked archives of all dependencies to a folder, which is replaced."""
     shutil.rmtree(folder, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "download", "-q", "-d", folder, *pip_target(python, machine)]
     both = [part for name in ("build.txt", "run.txt") for part in ("-r", ROOT / "supply" / name)]  # they do not overlap
@@ -52,6 +54,6 @@ def fetch_locked(python: str, machine: str, folder: Path) -> None:
 
 
 def fetch(python: str, machine: str, folder: Path) -> None:
-    """The same, and ours."""
+    """Download all dependencies to a folder, and copy our wheel there."""
     fetch_locked(python, machine, folder)
     shutil.copy(our_wheel(python, machine), folder)

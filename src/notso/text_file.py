@@ -1,4 +1,4 @@
-"""Reading of the files that a person gives: regular files of bounded size, and text with or without a BOM."""
+"""Reading of files that users specify: regular files of bounded size, and text with or without a byte order mark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16: its mark begins with that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, because its mark begins with that of UTF-16
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -21,22 +21,18 @@ _NUL = b"\0"
 
 
 class NotTextError(ValueError):
-    """The bytes are not text. The message completes a sentence that begins with the file's name."""
+    """The bytes are not text. The message continues a sentence that begins with the file's name."""
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """Return the text of a regular file with `\\n` as line end.
-
-    Raises OSError as `read_regular` does, and NotTextError.
-    """
+    """Return the text of a regular file, with `\\n` line endings. Raises as `read_regular`, and NotTextError."""
     return decode_text(read_regular(path, most_bytes))
 
 
 def decode_text(data: bytes) -> str:
-    """Return `data` as text with `\\n` as line end, without byte order mark and without padding NULs at its end.
+    """Return `data` as text with `\\n` line endings, without byte order mark and trailing NULs.
 
-    Takes time proportional to the size. Raises NotTextError, which names the line, for bytes that the encoding does
-    not allow and for NULs within the text.
+    Raises NotTextError, which names the line, for bytes that are invalid in the encoding and for NULs within the text.
     """
     encoding, start = _encoding(data)
     try:
@@ -53,9 +49,9 @@ def decode_text(data: bytes) -> str:
 
 
 def utf8_stream(file: BinaryIO) -> BinaryIO:
-    """Return a stream of the rest of `file` as UTF-8 without byte order mark, whichever encoding its mark names.
+    """Return a stream of the rest of `file`, converted to UTF-8 without byte order mark.
 
-    Reading from it raises NotTextError for bytes that UTF-16 or UTF-32 does not allow. UTF-8 is not checked.
+    Reading from it raises NotTextError for invalid UTF-16 or UTF-32. UTF-8 is not checked.
     """
     start = file.tell()
     head = file.read(4)
@@ -95,7 +91,7 @@ def _encoding(data: bytes) -> tuple[str, int]:
         if data.startswith(mark):
             return encoding, len(mark)
     if _NUL in data and len(data) % 2 == 0:
-        # UTF-16 without a mark: nearly every second byte of text in Latin letters is NUL, and nearly no other is
+        # In UTF-16 text without a mark in Latin letters, nearly every second byte is NUL, and few other bytes are.
         even, odd = data[::2].count(_NUL), data[1::2].count(_NUL)
         most, least = max(even, odd), min(even, odd)
         if 4 * most >= 3 * (len(data) // 2) and 8 * least <= most:
@@ -104,22 +100,22 @@ def _encoding(data: bytes) -> tuple[str, int]:
 
 
 SECRET_BYTES = 1 << 16
-"""The most that a file with one key or secret in it may hold."""
+"""Maximum size of a file that contains a key or secret."""
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor for reading `path`, which the caller closes. Follows links.
+    """Open `path` for reading and return its descriptor. Follows links.
 
-    Raises OSError, whose `strerror` and `filename` are set, also for what is no regular file: reading a FIFO, a
-    terminal or a socket would wait for a writer, and opening a device can do anything.
+    Raises OSError with `strerror` and `filename`, also if it is not a regular file.
     """
+    # Reading a FIFO, terminal or socket would wait for a writer, and opening a device can have any effect.
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a device is not even opened
+        if not stat.S_ISREG(path.stat().st_mode):  # before opening, because of devices
             raise _no_regular_file(path)
-        # Not blocking: the name may be a FIFO's by now.
+        # O_NONBLOCK, because by now the name may belong to a FIFO.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:
-        raise OSError(errno.EINVAL, "not a file name", str(path)) from None
+        raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _no_regular_file(path)
@@ -127,12 +123,12 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The content of a regular file. Raises OSError as `open_regular` does, and for one of more than `most_bytes`:
-    some files have no size, so what is read is counted."""
+    """Return the content of a regular file. Raises OSError as `open_regular`, and for more than `most_bytes`."""
+    # The bytes read are counted, because some files report no size.
     with open(open_regular(path), "rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {_size(most_bytes)}", str(path))
+        raise OSError(errno.EFBIG, f"it is larger than {_size(most_bytes)}", str(path))
     return content
 
 

@@ -90,15 +90,15 @@ def test_a_right_library_has_no_fault() -> None:
     ("planted", "fault"),
     [
         (library(signed=False), "it is not signed"),
-        (library(symbols=("_malloc", "_fork")), "it takes _fork"),
-        (library(symbols=("_malloc", "__ZNSt3__15mutex4lockEv")), "it takes __ZNSt3__15mutex4lockEv"),
-        (library(system=13), "it needs macOS 13.0"),
+        (library(symbols=("_malloc", "_fork")), "it uses _fork"),
+        (library(symbols=("_malloc", "__ZNSt3__15mutex4lockEv")), "it uses __ZNSt3__15mutex4lockEv"),
+        (library(system=13), "its minimum macOS version is 13.0"),
         (library(cpu=X86_64), "it is for x86_64"),
         (
             library(needed=(mach_o.LIBSYSTEM, "/usr/lib/libc++.1.dylib")),
-            "it needs /usr/lib/libSystem.B.dylib, /usr/lib/libc++",
+            "it is linked to /usr/lib/libSystem.B.dylib, /usr/lib/libc++",
         ),
-        (library(name="/home/somebody/_native.abi3.so"), "it is called /home/somebody/_native.abi3.so"),
+        (library(name="/home/somebody/_native.abi3.so"), "its install name is /home/somebody/_native.abi3.so"),
         (b"\x7fELF" + bytes(100), "it is not a Mach-O library"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -111,7 +111,7 @@ def test_a_planted_fault_is_found(planted: bytes, fault: str) -> None:
 def test_bytes_changed_after_signing_are_found() -> None:
     changed = bytearray(library())
     changed[PAGE - 1] ^= 1
-    assert list(mach_o.faults(bytes(changed), "arm64")) == ["page 0 is not the one that was signed"]
+    assert list(mach_o.faults(bytes(changed), "arm64")) == ["page 0 does not match the signature"]
 
 
 @pytest.mark.parametrize("machine", ["arm64", "x86_64"])
@@ -126,7 +126,7 @@ def test_a_library_says_nothing_of_the_folder_where_it_was_linked(machine: str) 
     assert not list(mach_o.faults(here, machine))
     assert here[PAGE:].startswith(library(**kind)[PAGE : PAGE + 48])  # type: ignore[arg-type]
     (planted,) = mach_o.faults(mach_o.stripped(library(symbols=("_malloc", "_fork"), local=("/x.o",), **kind)), machine)  # type: ignore[arg-type]
-    assert planted == "it takes _fork"
+    assert planted == "it uses _fork"
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_build_that_fails_leaves_no_release(house: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "why"), [("0.1.0", "released already"), ("0.0.9", "released already"), ("1.0", "no version")]
+    ("wanted", "why"), [("0.1.0", "already released"), ("0.0.9", "already released"), ("1.0", "not a version")]
 )
 def test_a_version_that_cannot_be_is_refused(house: Path, wanted: str, why: str) -> None:
     assert why in str(refusal(house, wanted))
@@ -85,7 +85,7 @@ def test_a_version_that_cannot_be_is_refused(house: Path, wanted: str, why: str)
 
 def test_changes_that_are_not_committed_are_refused(house: Path) -> None:
     (house / "new").touch()
-    assert refusal(house, "0.2.0") == "there are changes that are not committed"
+    assert refusal(house, "0.2.0") == "there are uncommitted changes"
 
 
 def test_the_version_stands_in_one_place() -> None:

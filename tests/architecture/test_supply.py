@@ -74,15 +74,17 @@ def test_a_changed_or_missing_file_is_found(package: tuple[Path, Any]) -> None:
     folder, thing = package
     assert not [*audit.changed_files([thing]), *audit.licences([thing])]
     (folder / "thing.py").write_text("import os")
-    assert list(audit.changed_files([thing])) == ["thing: thing.py was changed after it was installed"]
+    assert list(audit.changed_files([thing])) == ["thing: thing.py was changed after installation"]
     (folder / "thing.py").unlink()
     assert list(audit.changed_files([thing])) == ["thing: thing.py is missing"]
 
 
 def test_another_version_than_the_locked_one_is_found(package: tuple[Path, Any]) -> None:
     assert list(audit.versions([package[1]], {"thing": "1.0"})) == []
-    assert list(audit.versions([package[1]], {"thing": "1.1"})) == ["thing 1.0 is installed, the lock files have 1.1"]
-    assert list(audit.versions([package[1]], {})) == ["thing 1.0 is installed, the lock files have none"]
+    assert list(audit.versions([package[1]], {"thing": "1.1"})) == [
+        "thing 1.0 is installed, but the lock files have 1.1"
+    ]
+    assert list(audit.versions([package[1]], {})) == ["thing 1.0 is installed, but the lock files have none"]
 
 
 def test_what_runs_at_the_start_of_python_is_found(tmp_path: Path) -> None:

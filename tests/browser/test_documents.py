@@ -39,7 +39,7 @@ def test_a_library_is_filled_searched_and_asked(
     expect(row).to_have_count(3)
     expect(page.locator("#documents li[data-state=ready]")).to_have_count(2)
     expect(row.filter(has_text="birds.pdf")).to_contain_text("PDF, 2 pages")
-    expect(row.filter(has_text="scan.pdf")).to_contain_text("is damaged: it is no complete PDF.")
+    expect(row.filter(has_text="scan.pdf")).to_contain_text("is damaged: it is not a complete PDF.")
     expect(page.locator("#documents")).to_have_attribute("hx-trigger", "refresh")
     picture(page, "list")
     page.locator("#document-words").fill("storks")

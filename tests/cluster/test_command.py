@@ -44,4 +44,4 @@ def test_what_is_missing_is_named(
 
 def test_fewer_at_most_than_at_least_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["cluster", "up", "--replicas", "4", "--max-replicas", "2", "--dry-run"])
-    assert "max_replicas must not be below replicas" in capsys.readouterr().err
+    assert "max_replicas must not be less than replicas" in capsys.readouterr().err

@@ -154,7 +154,7 @@ def test_attachments_of_a_message_are_named() -> None:
         b"Content-Type: application/pdf\nContent-Disposition: attachment; filename=a.pdf\n\nx\n--b--\n"
     )
     document = read_here(message, "a.eml")
-    assert "Attachments: a.pdf" in document.text and document.warnings == ("1 attachments were not read",)
+    assert "Attachments: a.pdf" in document.text and document.warnings == ("attachments not read: 1",)
 
 
 def test_without_a_text_there_is_a_sentence() -> None:

@@ -83,7 +83,7 @@ def _message(parts: int, depth: int = 0) -> bytes:
 
 
 ARCHIVES: dict[str, Trap] = {
-    "cut short": ("a.docx", lambda: docx(paragraph("a"))[:200], "is damaged: it is no complete archive"),
+    "cut short": ("a.docx", lambda: docx(paragraph("a"))[:200], "is damaged: it is not a complete archive"),
     "too many files": (
         *("a.docx", lambda: docx(paragraph("a"), **{f"f{n}": "" for n in range(2_000)})),
         "contains more than 2,000 files",
@@ -116,32 +116,32 @@ ARCHIVES: dict[str, Trap] = {
     "xz": ("a.txt", lambda: b"\xfd7zXZ\0" + bytes(100), "is a compressed file, which cannot be read"),
     "7z": ("a.pdf", lambda: b"7z\xbc\xaf\x27\x1c" + bytes(100), "is a compressed file, which cannot be read"),
     "rar": ("a.txt", lambda: b"Rar!\x1a\x07" + bytes(100), "is a compressed file, which cannot be read"),
-    "tar": ("a.txt", lambda: b"name" + bytes(253) + b"ustar\0" + bytes(300), "is not text, and of no kind"),
+    "tar": ("a.txt", lambda: b"name" + bytes(253) + b"ustar\0" + bytes(300), "is neither text nor of another kind"),
 }
 XML: dict[str, Trap] = {
     "billion laughs": (
         *("a.docx", lambda: _with_doctype(f'<!DOCTYPE d [<!ENTITY l0 "ha">{LAUGHS}]>', "&l9;")),
-        "declares a document type",
+        "declares an XML document type",
     ),
     "external entity": (
         *("a.docx", lambda: _with_doctype(f'<!DOCTYPE d [<!ENTITY x SYSTEM "{OUTSIDE}">]>', "&x;")),
-        "declares a document type",
+        "declares an XML document type",
     ),
     "document type over http": (
         *("a.docx", lambda: _with_doctype('<!DOCTYPE d SYSTEM "http://127.0.0.1:9/d.dtd">')),
-        "declares a document type",
+        "declares an XML document type",
     ),
     "parameter entity": (
         *("a.docx", lambda: _with_doctype(f'<!DOCTYPE d [<!ENTITY % p SYSTEM "{OUTSIDE}"> %p;]>')),
-        "declares a document type",
+        "declares an XML document type",
     ),
     "document type of ODT": (
         *("a.odt", lambda: odt("", **{"content.xml": f'<!DOCTYPE d SYSTEM "{OUTSIDE}"><d/>'})),
-        "declares a document type",
+        "declares an XML document type",
     ),
     "document type of EPUB": (
         *("a.epub", lambda: epub({"a": "a"}, **{"OPS/book.opf": f'<!DOCTYPE d SYSTEM "{OUTSIDE}"><d/>'})),
-        "declares a document type",
+        "declares an XML document type",
     ),
     "unknown entity": ("a.docx", lambda: docx(paragraph("&x;")), "is damaged: its XML is malformed"),
     "inclusion": (
@@ -168,7 +168,7 @@ OFFICE: dict[str, Trap] = {
     "document outside": (
         "a.docx",
         lambda: docx("", **{"_rels/.rels": made.relations({"r": ("officeDocument", "../../../../etc/passwd")})}),
-        "refers to files outside of itself",
+        "refers to files outside the archive",
     ),
     "document of an absolute path": (
         "a.docx",
@@ -218,7 +218,7 @@ OFFICE: dict[str, Trap] = {
         "is encrypted",
     ),
     "OpenDocument drawing": ("a.odg", lambda: odt("", "graphics"), "is an OpenDocument file of a kind"),
-    "chapter outside": ("a.epub", lambda: epub({"../../../etc/passwd": "a"}), "refers to files outside of itself"),
+    "chapter outside": ("a.epub", lambda: epub({"../../../etc/passwd": "a"}), "refers to files outside the archive"),
     "chapter missing": (
         *("a.epub", lambda: epub({}, **{"OPS/book.opf": '<p><item id="a" href="a"/><itemref idref="a"/></p>'})),
         "is damaged: a part is missing",
@@ -234,7 +234,7 @@ OFFICE: dict[str, Trap] = {
     ),
     "protected book": (
         *("a.epub", lambda: epub({"a": "a"}, **{"META-INF/rights.xml": "<r/>"})),
-        "is protected by its seller",
+        "is protected by DRM",
     ),
     "no package": ("a.epub", lambda: epub({}, **{"META-INF/container.xml": "<c/>"}), "is damaged: a part is missing"),
     "encrypted workbook": ("a.xlsx", lambda: _ole("EncryptionInfo", "EncryptedPackage"), "is encrypted"),
@@ -254,7 +254,7 @@ OFFICE: dict[str, Trap] = {
     ),
 }
 PDFS: dict[str, Trap] = {
-    "cut short": ("a.pdf", lambda: b"%PDF-1.7\n1 0 obj", "is damaged: it is no complete PDF"),
+    "cut short": ("a.pdf", lambda: b"%PDF-1.7\n1 0 obj", "is damaged: it is not a complete PDF"),
     "no pages": ("a.pdf", lambda: pdf([]), "is damaged"),
     "10,001 pages": ("a.pdf", lambda: _pages(10_001), "has more than 10,000 pages"),
     "claims 10^9 pages": (
@@ -308,9 +308,9 @@ PDFS: dict[str, Trap] = {
 TEXTS: dict[str, Trap] = {
     "nothing": ("a.txt", lambda: b"", "is empty"),
     "blanks": ("a.txt", lambda: b" \n\t " * 100, "is empty"),
-    "NULs": ("a.txt", lambda: b"a\0b\0\0\0c", "is not text, and of no kind that can be read"),
-    "noise": ("a.bin", lambda: zlib.compress(bytes(range(256)) * 9), "is not text, and of no kind that can be read"),
-    "half of UTF-16": ("a.txt", lambda: b"\xff\xfea\0b", "is damaged: it is not UTF-16"),
+    "NULs": ("a.txt", lambda: b"a\0b\0\0\0c", "is neither text nor of another kind that can be read"),
+    "noise": ("a.bin", lambda: zlib.compress(bytes(range(256)) * 9), "is neither text nor of"),
+    "half of UTF-16": ("a.txt", lambda: b"\xff\xfea\0b", "is damaged: it is not valid UTF-16"),
     "lone surrogates": ("a.txt", lambda: b"safe \xed\xa0\x80", ""),
     "reversed text": ("a.txt", lambda: "safe \u202egpj.exe\u2066\U000e0041".encode(), ""),
     "20 million characters": ("a.txt", lambda: b"a" * 20_000_001, "has more than 20,000,000 characters"),

@@ -206,7 +206,7 @@ def test_rows_that_take_most_of_the_time_switch_it_off(started: Started) -> None
 
 def test_more_tokens_than_there_is_room_for_are_refused(started: Started) -> None:
     process = started("kind")
-    with pytest.raises(PluginError, match="so many tokens"):
+    with pytest.raises(PluginError, match="this many tokens"):
         row_of(process, "ban_1000", np.zeros(1, np.int32), np.zeros(wire.MAX_VOCAB + 1, np.float32))
     assert process.state == "on"
 

@@ -1,4 +1,4 @@
-"""Batch inference over engines on several machines, by Ray Data, which redistributes the work of lost workers."""
+"""Batch inference with engines on several machines, using Ray Data, which redistributes the work of lost workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ Column = Mapping[str, Sequence[str]]
 def answers(
     requests: Sequence[str], member: Callable[..., Any], options: Mapping[str, Any], *, engines: int | None, share: int
 ) -> Iterator[str]:
-    """Yield answers in order of completion.
-
-    member: class that maps {"request": [...]} to {"answer": [...]}, made per engine with `options`. engines: None: one
-    per machine. share: requests per call.
-    """
+    """Yield answers in order of completion."""
+    # member: class that maps {"request": [...]} to {"answer": [...]}, constructed with `options` for each engine.
+    # engines: number of engines (None: one per machine). share: number of requests per call.
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-    machines = [cpus for cpus in machines if cpus >= 1]  # a head node without CPUs computes nothing
+    machines = [cpus for cpus in machines if cpus >= 1]  # a head node may have no CPUs
     count = max(1, min(engines or len(machines), math.ceil(len(requests) / share)))
     a_machine = math.ceil(count / max(1, len(machines)))
     logging.getLogger("ray.data").setLevel(logging.ERROR)

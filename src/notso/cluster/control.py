@@ -21,14 +21,14 @@ from ray.exceptions import RayError
 
 from notso.cluster.plan import APPLICATION, ClusterError
 
-# Little passes through the object store; Ray's default is a third of the memory.
+# Size of the object store, which little data passes through; Ray's default is a third of the memory.
 OBJECT_STORE_BYTES = 100 * 2**20
 LOOK_SECONDS = 0.5
 
 
 @contextlib.contextmanager
 def connected(address: str | None, cpus: int) -> Iterator[None]:
-    """Connect to Ray at `address` ('auto': this machine), or start one. Raises ClusterError."""
+    """Connect to Ray at `address` ('auto': on this machine), or start Ray. Raises ClusterError."""
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
@@ -56,8 +56,8 @@ def where() -> str:
 
 
 def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
-    """Deploy and wait; False if `until` was True first. Raises ClusterError."""
-    # Serve replaces running replicas one by one where the configuration requires it.
+    """Deploy and wait; return False if `until` returned True first. Raises ClusterError."""
+    # If the configuration requires it, Serve replaces running replicas one by one.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "serve.yaml"  # JSON is a subset of YAML
         file.write_text(json.dumps(config))
@@ -77,7 +77,7 @@ def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """State of the application (Serve's term), replicas per state, and messages."""
+    """State of the Serve application, number of replicas by state, and messages."""
 
     state: str = "NOT_STARTED"
     replicas: dict[str, int] = field(default_factory=dict)
@@ -95,13 +95,13 @@ def status() -> Status:
 
 
 def end() -> None:
-    with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # nothing is deployed, or not anymore
+    with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # nothing is deployed
         serve.delete(APPLICATION)
         serve.shutdown()
 
 
 def _reason(said: str) -> str:
-    # The last error that Serve reports, else its last line.
+    # Returns the last error in Serve's output, or its last line.
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
     return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]

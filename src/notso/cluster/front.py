@@ -1,7 +1,7 @@
-"""ASGI layer between Serve and the application of a replica.
+"""ASGI layer between Ray Serve and the application of a replica.
 
-It delays startup until the model is loaded, sets the affinity cookie, and ends endless streams, for which a stopping
-replica would otherwise wait.
+It delays startup until the model is loaded, sets the affinity cookie, and ends endless streams, because a stopping
+replica would otherwise wait for them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from notso.web.edge.errors import is_api_path
 logger = logging.getLogger("notso.cluster")
 
 ENDLESS = "/feed"  # stream that a page keeps open
-# Pages then reconnect with their last event number, to another replica if this one is stopping.
+# Duration of that stream. Pages then reconnect with their last event number; if this replica is stopping, to another.
 FEED_SECONDS = 20.0
 
 
 class Front:
-    """`ready` returns once requests can be answered, or raises; `leave` returns when running requests have ended."""
+    """ASGI layer. `ready` returns once requests can be answered; `leave`, when running requests have ended."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Front:
             return
         if not self._warned and all(name != SESSION for name, _ in scope["headers"]):
             self._warned = True
-            logger.warning("requests have no session id: Ray was started without %s", ", ".join(ENVIRONMENT))
+            logger.warning("requests have no session id; start Ray with %s", ", ".join(ENVIRONMENT))
         if scope["path"] == ENDLESS:
             await self._for_a_while(scope, receive, send)
         elif not is_api_path(scope["path"]):
@@ -84,7 +84,7 @@ class Front:
             async with limit:
                 await self._app(scope, receive, note_end)
         except TimeoutError:
-            if not (limit.expired() and started):  # an error of the application, which answers it
+            if not (limit.expired() and started):  # the application's own error
                 raise
             if not ended:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -111,10 +111,7 @@ _COOKIE = re.compile(rb"(?:^|;\s*)notso_replica=([0-9a-f]{16})(?:;|$)")
 
 
 def affinity_key(path: str, headers: Iterable[Header], address: str) -> str:
-    """Return a hash that is equal for related requests and hides API keys.
-
-    headers: ASGI headers.
-    """
+    """Return a hash that is equal for requests of one client, from ASGI headers."""
     found = dict(headers)
     if is_api_path(path):
         named = found.get(b"x-conversation-id") or found.get(b"authorization") or found.get(b"x-api-key")

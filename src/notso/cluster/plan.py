@@ -1,4 +1,4 @@
-"""Cluster plan as a Ray Serve configuration without secrets, and cluster errors."""
+"""Plan of a cluster, its Ray Serve configuration (without secrets), autoscaling, and errors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from notso.web.values.errors import SettingsError
 
 APPLICATION, DEPLOYMENT = "notso", "replica"
 NOTHING_BETWEEN = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
-# Seconds that a stopping replica may spend on running answers and page streams.
+# Seconds that a stopping replica has to finish running answers and page streams.
 GRACE_SECONDS = 120.0
-# Per replica, including page streams; the server limits waiting questions itself.
+# Requests per replica, including page streams; the server itself limits waiting questions.
 OPEN_REQUESTS = 1000
-# Environment that Ray must be started with on each machine.
+# Environment variables that Ray must be started with on each machine.
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "notso.cluster.front:proxy_layers",
@@ -28,9 +28,9 @@ class ClusterPlan:
     """Number, placement and settings of replicas. Raises SettingsError."""
 
     replicas: int = 1
-    max_replicas: int = 0  # with a larger value than `replicas`, the number follows the load
-    per_machine: int = 1  # limit per machine
-    cpus: float = 1.0  # reserved by Ray, without enforcing it
+    max_replicas: int = 0  # if larger than `replicas`, the number of replicas follows the load
+    per_machine: int = 1  # maximum replicas per machine
+    cpus: float = 1.0  # reserved by Ray for each replica, but not enforced
     requests_per_replica: float = 16.0  # target of autoscaling
     host: str = "127.0.0.1"
     port: int = 3000
@@ -43,7 +43,7 @@ class ClusterPlan:
         if self.replicas < 1 or self.per_machine < 1:
             raise SettingsError("at least one replica is required", setting="replicas")
         if self.max_replicas and self.max_replicas < self.replicas:
-            raise SettingsError("max_replicas must not be below replicas", setting="max_replicas")
+            raise SettingsError("max_replicas must not be less than replicas", setting="max_replicas")
         check_settings(self.settings)
 
     @property
@@ -55,10 +55,10 @@ REPLICA_SETTINGS = frozenset({"data_dir", "api_key_file", "allowed_hosts", "trus
 
 
 def check_settings(names: Iterable[str]) -> None:
-    """Raise SettingsError for a setting that replicas do not read; `serve_config` adds host and port."""
+    """Raise SettingsError for a setting that replicas do not read."""
     for name in names:
         if name not in REPLICA_SETTINGS:
-            raise SettingsError(f"replicas know no setting {name!r}", setting=name)
+            raise SettingsError(f"replicas have no setting {name!r}", setting=name)
 
 
 def serve_config(plan: ClusterPlan) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class ClusterError(NotsoError):
     """Ray is not installed, is unreachable, or failed."""
 
 
-# Reported metric: requests that the engine runs or that wait for it.
+# Metric that replicas report: number of requests that run or wait.
 METRIC = "requests"
 
 
@@ -127,7 +127,7 @@ class Context(Protocol):
 
 
 class ByQueue:
-    # Open pages do not count: they cost the engine nothing.
+    # Autoscaling policy by the number of requests. Open pages do not count, because they do not use the engine.
     def __init__(self, requests_per_replica: float) -> None:
         self._each = requests_per_replica
 
@@ -138,7 +138,7 @@ class ByQueue:
         return max(1.0, sum(reported.values()) / self._each), {}
 
 
-# A step with the largest prompt takes half a minute on a slow machine.
+# Seconds without a step after which the engine counts as stuck; the longest step takes half a minute on a slow machine.
 STILL_SECONDS = 120.0
 
 
@@ -153,4 +153,4 @@ class Heartbeat:
         if stats.steps_total != self._steps or not stats.running + stats.waiting:
             self._steps, self._moved = stats.steps_total, now
         elif now - self._moved > STILL_SECONDS:
-            raise EngineError(f"the engine has completed no step for {now - self._moved:.0f} s")
+            raise EngineError(f"the engine has not completed a step for {now - self._moved:.0f} s")

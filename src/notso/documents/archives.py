@@ -1,4 +1,4 @@
-"""ZIP archives and XML from strangers: everything is checked before it is inflated, and nothing outside is read."""
+"""Untrusted ZIP archives and XML: sizes are checked before anything is inflated, and no other file is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.documents.values import MIB, UnreadableError
 MAX_ENTRIES = 2_000
 MAX_INFLATED_BYTES = 256 * MIB
 MAX_RATIO = 200
-FREE_OF_RATIO = MIB  # small members may compress by any ratio
+FREE_OF_RATIO = MIB  # the ratio of smaller members is not limited
 MAX_DEPTH = 256
 _PIECE = 1 << 16
 _LOCAL_HEADER_BYTES = 30
@@ -26,14 +26,14 @@ def has_zip_start(file: BinaryIO) -> bool:
 
 
 class Archive:
-    """A ZIP archive whose members are within the limits. Raises UnreadableError."""
+    """A ZIP archive within the limits. Raises UnreadableError."""
 
     def __init__(self, file: BinaryIO) -> None:
         file.seek(0)
         try:
             self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError):
-            raise UnreadableError("is damaged: it is no complete archive", "document_damaged") from None
+            raise UnreadableError("is damaged: it is not a complete archive", "document_damaged") from None
         members = self._zip.infolist()
         if len(members) > MAX_ENTRIES:
             raise UnreadableError(f"contains more than {MAX_ENTRIES:,} files")
@@ -75,7 +75,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class XMLEvent:
-    """A start, an end, or text between two tags. `name` is local, without its namespace."""
+    """A start tag, an end tag, or text between two tags. `name` is the tag's name without namespace, or the text."""
 
     kind: Literal["start", "end", "text"]
     name: str
@@ -83,7 +83,7 @@ class XMLEvent:
 
 
 def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
-    """Parse XML without a document type: no entity is declared, nothing is fetched. Raises UnreadableError."""
+    """Parse XML. Raises UnreadableError, also for a document type, so that no entity is declared or fetched."""
     events: list[XMLEvent] = []
     depth = 0
 
@@ -92,7 +92,7 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
         depth += 1
         if depth > MAX_DEPTH:
             raise UnreadableError(f"is nested more than {MAX_DEPTH} levels deep", "document_deep")
-        # An attribute with a namespace wins over one of the same name without: r:id over id.
+        # An attribute with a namespace takes precedence over one of the same name without: r:id over id.
         values = {_local(key): value for key, value in sorted(attributes.items(), key=lambda each: " " in each[0])}
         events.append(XMLEvent("start", _local(name), values))
 
@@ -102,7 +102,7 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
         events.append(XMLEvent("end", _local(name), {}))
 
     def refused(*_: object) -> NoReturn:
-        raise UnreadableError("declares a document type, which is not accepted")
+        raise UnreadableError("declares an XML document type, which is not supported")
 
     parser = expat.ParserCreate(namespace_separator=" ")
     parser.buffer_text = True
@@ -115,7 +115,7 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
             yield from events
             events.clear()
         parser.Parse(b"", True)
-    except (expat.ExpatError, ValueError, LookupError):  # the others: unknown encodings
+    except (expat.ExpatError, ValueError, LookupError):  # LookupError: unknown encoding
         raise UnreadableError("is damaged: its XML is malformed", "document_damaged") from None
     yield from events
 

@@ -1,11 +1,12 @@
-"""The child's program: reads the document on stdin and writes frames to stdout, without any right.
+"""Program of the confined child process: reads a document from stdin and writes frames to stdout.
 
-A frame is its length (4 bytes, big-endian) and a JSON object of at most 1 MiB:
+A frame is a length (4 bytes, big-endian) and a JSON object of at most 1 MiB:
 
-- `{"reading": pages}`: the number of pages, before they are read, for the time that they may take;
-- `{"page": text, "more": bool}`: a page, or a part of one with `more`;
-- `{"kind": ..., "title": ..., "warnings": [...]}`: the end of a document;
-- `{"refused": sentence, "code": ..., "values": ...}`: the end otherwise.
+- `{"reading": pages}`: number of pages that are about to be read, which the time limit depends on;
+- `{"page": text, "more": bool}`: a page, or, if `more`, a part of it;
+- `{"kind": ..., "title": ..., "warnings": [...]}`: the last frame of a document;
+- `{"refused": sentence, "code": ..., "values": ...}`: the last frame if the document cannot be read;
+- `{"missing": module}`: the only frame if a required library is not installed.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from notso.documents.values import (
 from notso.system.confinement import Rights, confine, lacking
 
 FRAME_CHARACTERS = 150_000
-"""Characters of a page in one frame: at most 6 bytes each in JSON, so that frames stay below MAX_FRAME_BYTES."""
+"""Characters per frame. Each takes at most 6 bytes in JSON, so frames stay below MAX_FRAME_BYTES."""
 
 _LENGTH = struct.Struct(">I")
 
 
 def main() -> None:
-    """Read the document on stdin. Arguments: the extension of its name, and UNCONFINED or nothing."""
+    """Read the document from stdin. Arguments: the file name's extension, and UNCONFINED or nothing."""
     lacks = [] if UNCONFINED in sys.argv[2:] else lacking()
     answer(sys.stdin.buffer, sys.stdout.buffer, sys.argv[1], lacks, lambda: confine(Rights.COMPUTE, LIMITS))
 
 
 def answer(file: BinaryIO, output: BinaryIO, extension: str, lacks: list[str], before: Callable[[], None]) -> None:
-    """Write the frames of a document. `before` is called after the imports, and before anything is parsed."""
+    """Write the frames of a document. `before` is called after all imports, before the document is parsed."""
     try:
         try:
             container = kinds.container_of(file.read(1024), extension)
@@ -61,7 +62,7 @@ def answer(file: BinaryIO, output: BinaryIO, extension: str, lacks: list[str], b
     except RecursionError:
         _refuse(output, UnreadableError("is nested too deeply", "document_deep"))
     except Exception as error:  # a library's parser may raise anything on a damaged file
-        sentence = f"is damaged, or of a variant that cannot be read ({type(error).__name__})"
+        sentence = f"is damaged, or of an unsupported variant ({type(error).__name__})"
         _refuse(output, UnreadableError(sentence, "document_damaged"))
 
 

@@ -1,6 +1,6 @@
-"""Quotations of documents in an answer: where they are marked, and where their words stand in a document.
+"""Quotations of documents in an answer: finding their marks, and finding their words in a document.
 
-`[[2: words]]` quotes the second document. Words are compared as read: line ends count as blanks.
+`[[2: words]]` quotes the second document. Line breaks in a document count as spaces.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ MAX_QUOTE_CHARACTERS = 2_000
 MAX_MARK_CHARACTERS = len("[[100: ]]")
 MAX_CLAIMS = 64
 LEAST_CLAIMED_WORDS = 5
-LEAST_CLAIMED_CHARACTERS = 12  # in scripts without blanks
+LEAST_CLAIMED_CHARACTERS = 12  # in scripts without spaces
 PIECE_CHARACTERS = 1 << 18
-"""Characters searched at a time, so that other threads are not held up for long."""
+"""Characters searched at a time, so that other threads do not wait long for the interpreter lock."""
 
 QUOTE_FIRST = "First quote what answers this as [[n: words]] from document n, or write [[none]]; then answer."
-"""Last line of a prompt with documents."""
+"""Last line of prompts with documents."""
 
 _MARK = re.compile(r"\[\[(?:(\d{1,3}): |none\]\])")
 _OPENING = re.compile(r"\[(?:\[(?:\d{1,3}(?::(?: .*)?)?|n(?:o(?:ne?)?)?)?)?\]?\Z", re.DOTALL)
@@ -37,7 +37,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A quotation in an answer: characters `start` to `end`, of document `number` (0: [[none]])."""
+    """A quotation in an answer, at characters `start` to `end`, of document `number` (0: [[none]], or unknown)."""
 
     start: int
     end: int
@@ -46,17 +46,17 @@ class Mark:
 
 
 def revision_of(text: str) -> str:
-    """Return the name of a document's text; another text has another name."""
+    """Return a hash that identifies the text of a document."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def framed(name: str, text: str) -> str:
-    """Return a document as prompts contain it."""
+    """Return a document in the form that prompts contain."""
     return f"--- {name} ---\n{text}\n--- end of {name} ---"
 
 
 def quotable(text: str) -> str:
-    """Return a text as answers quote it: on one line, equally long."""
+    """Return a text in the form that answers quote: on one line, of the same length."""
     return text.replace("\n", " ")
 
 
@@ -67,7 +67,7 @@ def marks_in(answer: str) -> Iterator[Mark]:
         if found[1] is None:
             yield Mark(found.start(), at, 0, "")
             continue
-        if close <= at:  # otherwise, that of a mark that was too long
+        if close <= at:  # otherwise, `close` is still the end of a mark that was too long
             close = answer.find("]]", at + 1)
         if close < 0:
             return
@@ -77,7 +77,7 @@ def marks_in(answer: str) -> Iterator[Mark]:
 
 
 def claims_in(answer: str) -> Iterator[Mark]:
-    """Yield what an answer has in quotation marks, of five words or more, outside of code and of marked quotations."""
+    """Yield texts of five words or more in quotation marks, outside code and marked quotations."""
     blanked = _CODE.sub(lambda found: " " * len(found[0]), answer)
     parts, at = list[str](), 0
     for mark in marks_in(blanked):
@@ -93,17 +93,17 @@ def claims_in(answer: str) -> Iterator[Mark]:
 
 
 def folded(text: str) -> str:
-    """Return a text without case, hyphens and differences of blanks and quotation marks."""
+    """Return a text without case, hyphens, whitespace and differences of quotation marks."""
     return _BLANKS.sub("", text.translate(_FOLDED)).casefold()
 
 
 def agrees(text: str, start: int, end: int, words: str) -> bool:
-    """Whether characters `start` to `end` of a text are these words, apart from how they are set."""
+    """Whether characters `start` to `end` of a text are these words after folding."""
     return 0 <= start < end <= len(text) and folded(text[start:end]) == folded(words) != ""
 
 
 def place_of(text: str, words: str) -> tuple[int, int] | None:
-    """Return where words stand in a text, or None: as they are, or else apart from how they are set. Blocks."""
+    """Return the position of words in a text, exactly or else after folding, or None. Slow for long texts."""
     words = words.strip()
     if not folded(words) or len(words) > MAX_QUOTE_CHARACTERS:
         return None
@@ -124,7 +124,7 @@ def place_of(text: str, words: str) -> tuple[int, int] | None:
 
 
 def absent_from(texts: Iterable[str], claims: Iterable[Mark]) -> list[Mark]:
-    """Return the claims whose words stand in none of the texts. Each text is folded once. Blocks."""
+    """Return the claims that are in none of the texts. Slow for long texts."""
     sought = {each: folded(each.words) for each in claims}
     for text in texts:
         for start in range(0, len(text), PIECE_CHARACTERS):
@@ -138,13 +138,13 @@ def _length_folded_to(text: str, size: int) -> int:
 
 
 class MarkReader:
-    """Separates the marked quotations of an answer from its text while it is written."""
+    """Separates marked quotations from the text of an answer while it is generated."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def feed(self, text: str) -> Iterator[str | Mark]:
-        """Yield text and quotations as far as they are decided."""
+        """Yield text and complete quotations; the beginning of a mark is held back."""
         self._held += text
         at = 0
         for found in marks_in(self._held):

@@ -1,4 +1,4 @@
-"""The kind of a document, by its content first and its name second, and the pages of each kind."""
+"""Detection of a document's kind, by content first and name second, and reading of each kind."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ EXTENSIONS = CODE | {
     *("pdf", "docx", "docm", "pptx", "pptm", "odt", "epub", "xlsx", "xlsm", "xlsb", "xls", "ods", "html", "htm"),
     *("xhtml", "csv", "tsv", "md", "markdown", "txt", "log", "json", "jsonl", "xml", "eml", "tex", "rst"),
 }
-"""Extensions of file names that the page offers; other text is read as well."""
+"""File name extensions that the page's file dialog offers; other text files can be read, too."""
 
 NATIVE = {"PDF", "XLSX", "XLS", "ODS"}
-"""Kinds whose parsers are native code, and so need all means of confinement."""
+"""Kinds that native code parses, which requires Landlock and seccomp."""
 
 _UNREADABLE_STARTS = {
     b"\x89PNG": "image",
@@ -67,20 +67,20 @@ _MESSAGE = b"Subject: =?utf-8?q?a?=\nContent-Type: text/plain\nContent-Transfer-
 
 
 def container_of(head: bytes, extension: str) -> Container:
-    """Return what a file is by its first 1,024 bytes. Raises UnreadableError for what is certainly no document."""
+    """Detect a file's container from its first 1,024 bytes. Raises UnreadableError if it cannot be a document."""
     if head.startswith(b"PK\x03\x04"):
         return "zip"
     if head.startswith(_OLE_START):
         return "ole"
     for start, what in _UNREADABLE_STARTS.items():
-        if head.startswith(start) and (not start.isascii() or _BINARY.search(head)):  # text may begin with MZ
+        if head.startswith(start) and (not start.isascii() or _BINARY.search(head)):  # text may begin with "MZ"
             raise UnreadableError(f"is {_ARTICLES.get(what, f'a {what}')}, which cannot be read", "document_not_text")
-    # Readers accept a PDF behind other bytes; text that mentions one is no PDF.
+    # PDF readers accept other bytes before the PDF; but a text that mentions "%PDF-" is not a PDF.
     return "pdf" if head.lstrip().startswith(b"%PDF-") or (extension == "pdf" and b"%PDF-" in head) else "text"
 
 
 def prepare(container: Container) -> None:
-    """Import what reading will need, while files can still be opened. Raises ImportError without the extra."""
+    """Import everything needed for reading, while files can still be opened. Raises ImportError without the extra."""
     for name in _DECODERS:
         codecs.lookup(name)
     if container == "pdf":
@@ -90,7 +90,7 @@ def prepare(container: Container) -> None:
         return
     if container in ("zip", "ole"):
         import python_calamine  # noqa: F401
-    # Some modules of the library are imported at the first use.
+    # Some modules of the standard library are imported on first use.
     email_text(_MESSAGE)
     html_text("<p>&amp;")
     delimited("a,b\n1,2\n")
@@ -100,9 +100,9 @@ def prepare(container: Container) -> None:
 def read(
     file: BinaryIO, container: Container, extension: str, warnings: list[str], announce: Callable[[int], None]
 ) -> tuple[str, Callable[[], str], Iterator[str]]:
-    """Return kind, title and pages. They are read on use, which raises UnreadableError.
+    """Return kind, title and pages; using them reads the file and may raise UnreadableError.
 
-    Warnings are added to `warnings`; `announce` receives the number of pages where it is known in advance.
+    Warnings are added to `warnings`; `announce` receives the number of pages if it is known in advance.
     """
     if container == "pdf":
         return "PDF", lambda: pdf.pdf_title(file), pdf.read_pdf(file, warnings, announce)

@@ -1,4 +1,4 @@
-"""The visible text of HTML. Nothing is fetched; scripts, styles and hidden elements are left out."""
+"""Visible text of HTML. Nothing is fetched; scripts, styles and hidden elements are omitted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from notso.documents.tables import rows_of
 from notso.documents.values import UnreadableError
 
-MAX_DEPTH = 5_000  # of elements whose end is awaited
+MAX_DEPTH = 5_000  # of open elements
 _SILENT = {
     *("script", "style", "template", "noscript", "svg", "math", "iframe", "object", "audio", "video", "canvas"),
     *("select", "datalist", "head"),
@@ -16,7 +16,7 @@ _SILENT = {
 _VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr", "param"),
 }
-_IMPLIED_ENDS = {  # elements that a start tag ends, if they are the innermost
+_IMPLIED_ENDS = {  # elements that a start tag closes while they are the innermost open ones
     "p": {"p"}, "li": {"li", "p"}, "dt": {"dt", "dd", "p"}, "dd": {"dt", "dd", "p"}, "td": {"td", "th", "p"},
     "th": {"td", "th", "p"}, "tr": {"td", "th", "tr", "p"}, "option": {"option"},
 }  # fmt: skip
@@ -35,11 +35,11 @@ class _Text(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.title = ""
         self._pieces: list[str] = []
-        self._open: list[tuple[str, bool]] = []  # name, whether it hides what is inside
+        self._open: list[tuple[str, bool]] = []  # name, whether it hides its contents
         self._hidden = 0
         self._in_title = False
         self._verbatim = 0
-        self._tables: list[tuple[list[str], list[list[str]]]] = []  # text before it, rows
+        self._tables: list[tuple[list[str], list[list[str]]]] = []  # text before the table, rows
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "title" and not self.title:
@@ -107,7 +107,7 @@ class _Text(HTMLParser):
             self._pieces.append(data if self._verbatim else re.sub(r"\s+", " ", data))
 
     def unknown_decl(self, data: str) -> None:
-        """Leave out what browsers ignore, such as `<![CDATA[`."""
+        """Ignore declarations such as `<![CDATA[`, as browsers do."""
 
     def text(self) -> str:
         while self._tables:
@@ -116,7 +116,7 @@ class _Text(HTMLParser):
         return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
 
     def _end_cell(self, wanted: bool = False) -> None:
-        # Text between cells belongs to the one before.
+        # Text between cells belongs to the preceding cell.
         text, rows = " ".join("".join(self._pieces).split()), self._tables[-1][1]
         self._pieces = []
         if text or wanted:
@@ -129,7 +129,7 @@ class _Text(HTMLParser):
         before, rows = self._tables.pop()
         if sum(len(row) > 1 for row in rows):
             before += ["\n", "\n".join(rows_of(rows)), "\n\n"]
-        else:  # made for its looks
+        else:  # a table used for layout
             before += ["\n".join(cell for row in rows for cell in row), "\n"]
         self._pieces = before
 

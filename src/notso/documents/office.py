@@ -1,4 +1,4 @@
-"""DOCX, PPTX, ODT and EPUB: archives of XML, read as a stream."""
+"""Streaming readers of DOCX, PPTX, ODT and EPUB, which are archives of XML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notso.documents.tables import rows_of
 from notso.documents.values import MAX_PAGES, UnreadableError
 
 MAX_REPEATED = 1_000
-"""How often an ODT repeats a cell or blanks at most: the numbers stand in the file and cost nothing there."""
+"""Maximum repetitions of a cell or of spaces in an ODT, because a large number takes no space in the file."""
 
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
@@ -63,7 +63,7 @@ class _Page:
 
 
 def read_docx(file: BinaryIO) -> Iterator[str]:
-    """Yield the pages of a Word document, as its last editor broke them, then the notes."""
+    """Yield the pages of a Word document, with the page breaks of its last editor, then the notes."""
     archive = Archive(file)
     main = _target(archive, "_rels/.rels", "/officeDocument") or "word/document.xml"
     yield from _word_pages(xml_events(archive.pieces(main)))
@@ -76,7 +76,7 @@ def read_docx(file: BinaryIO) -> Iterator[str]:
 
 
 def read_pptx(file: BinaryIO) -> Iterator[str]:
-    """Yield the slides of a presentation in their order, each with its notes."""
+    """Yield the slides of a presentation in order, each with its notes."""
     archive = Archive(file)
     main = _target(archive, "_rels/.rels", "/officeDocument") or "ppt/presentation.xml"
     targets = _relations(archive, main)
@@ -98,7 +98,7 @@ def read_pptx(file: BinaryIO) -> Iterator[str]:
 
 
 def read_odt(file: BinaryIO) -> Iterator[str]:
-    """Yield the pages of an OpenDocument text, as its last editor broke them."""
+    """Yield the pages of an OpenDocument text, with the page breaks of its last editor."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
     page, silent = _Page(), 0
@@ -134,10 +134,10 @@ def read_odt(file: BinaryIO) -> Iterator[str]:
 
 
 def read_epub(file: BinaryIO) -> Iterator[str]:
-    """Yield the chapters of a book in their order."""
+    """Yield the chapters of a book in order."""
     archive = Archive(file)
     if "META-INF/rights.xml" in archive.names:
-        raise UnreadableError("is protected by its seller", "document_protected")
+        raise UnreadableError("is protected by DRM", "document_protected")
     package = next(
         (
             event.attributes.get("full-path", "")
@@ -203,14 +203,14 @@ def _word_pages(events: Iterator[XMLEvent]) -> Iterator[str]:
             if start:
                 page.start_cell()
         elif start and event.name in ("tab", "noBreakHyphen"):
-            # `tab` is also the name of a tab stop, which has a position.
+            # `tab` also denotes a tab stop, which has a position.
             if "pos" not in event.attributes:
                 page.paragraph.append("\t" if event.name == "tab" else "-")
         elif start and event.name in ("br", "lastRenderedPageBreak"):
             if event.name == "br" and event.attributes.get("type") != "page":
                 page.paragraph.append("\n")
             elif not page.tables and page.blocks:
-                prefix, paragraph = page.prefix, page.paragraph  # the paragraph goes on, on the next page
+                prefix, paragraph = page.prefix, page.paragraph  # the paragraph continues on the next page
                 page.prefix, page.paragraph = "", []
                 if any(each.strip() for each in paragraph):
                     page.prefix, page.paragraph = prefix, paragraph
@@ -247,7 +247,7 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
 
 
 def _relations(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
-    """Id -> (type, member) of what a part refers to inside the archive."""
+    # Returns id -> (type, member) of the members that a part refers to.
     folder, name = posixpath.split(part)
     listed = f"{folder}/_rels/{name}.rels"
     if listed not in archive.names:
@@ -272,10 +272,10 @@ def _target(archive: Archive, listed: str, kind: str) -> str:
 
 
 def _within(folder: str, target: str) -> str:
-    # Names are looked up in the archive only; `..` may not lead above it.
+    # Names are looked up only in the archive; `..` may not lead out of it.
     joined = posixpath.normpath(posixpath.join(folder, target)) if not target.startswith("/") else target[1:]
     if joined.startswith(".."):
-        raise UnreadableError("refers to files outside of itself")
+        raise UnreadableError("refers to files outside the archive")
     return joined
 
 

@@ -1,4 +1,4 @@
-"""Images of the pages of PDF files, drawn in a child process without any right."""
+"""Images of pages of PDF files, drawn in a confined child process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pypdfium2 import PdfDocument
 
 MAX_WIDTH, MAX_HEIGHT = 1240, 1754
-"""Of an image, in pixels: a page of A4 at 150 to the inch."""
+"""Maximum size of an image in pixels: an A4 page at 150 dpi."""
 MAX_SCALE = 150 / 72
 LIMITS = Limits(cpu_s=20, memory_bytes=1024 * MIB, wall_s=60, answer_bytes=8 * MIB)
 PROGRAM = "from notso.documents.page_images import main; main()"
@@ -26,13 +26,13 @@ class PageDrawer:
     """Draws one page of a PDF file. `draw` blocks; `kill` may be called from another thread."""
 
     def __init__(self, data: bytes, page: int, unconfined: bool = False) -> None:
-        """Start the child for `page`, from 1. Raises UnreadableError.
+        """Start the child for `page`, counted from 1. Raises UnreadableError.
 
-        `unconfined`: draw although the system lacks a means of confinement.
+        unconfined: draw even if the system lacks Landlock or seccomp.
         """
         if not unconfined and (lacks := lacking()):
             raise UnreadableError(
-                f"is not drawn, because this system lacks {' and '.join(lacks)} (see notso doctor)",
+                f"is not shown as an image, because this system lacks {' and '.join(lacks)} (see notso doctor)",
                 "document_unconfined",
             )
         try:
@@ -57,7 +57,7 @@ class PageDrawer:
 
 
 def main() -> None:
-    """Draw the page that stdin names, of the PDF file that follows."""
+    """Draw a page; stdin has the page number, followed by the PDF file."""
     from pypdfium2 import PdfDocument, PdfiumError
 
     def work(asked: bytes) -> bytes:
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def drawn(document: PdfDocument, page: int) -> bytes:
-    """Return a page, from 1, as PNG. Raises PdfiumError, IndexError, and ValueError for a page without a size."""
+    """Return a page, counted from 1, as PNG. Raises PdfiumError, IndexError, or ValueError for a page without size."""
     if not 1 <= page <= len(document):
         raise IndexError(page)
     found = document[page - 1]
@@ -85,7 +85,7 @@ def drawn(document: PdfDocument, page: int) -> bytes:
 
 
 def png(width: int, height: int, pixels: bytes, stride: int, channels: int) -> bytes:
-    """Return rows of `stride` bytes with red, green, blue and, if `channels` is 4, one more byte a pixel as PNG."""
+    """Encode pixels as PNG: rows of `stride` bytes, with red, green, blue and, if `channels` is 4, an ignored byte."""
     rows = []
     for at in range(0, height * stride, stride):
         row = pixels[at : at + channels * width]

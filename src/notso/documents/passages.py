@@ -1,4 +1,4 @@
-"""Passages of a document's text: what a search finds and quotes."""
+"""Splitting of a document's text into passages, which a search finds and quotes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 PASSAGE_TOKENS = 220
-# Of UTF-8, in every script: a letter of Latin takes one byte, of Cyrillic two, a Chinese character three.
+# UTF-8 bytes, an estimate for every script: a Latin letter takes one byte, a Cyrillic two, a Chinese character three.
 BYTES_PER_TOKEN = 4
 
 _UNIT = re.compile(r"[^\n.!?。！？]*(?:[.!?。！？]+(?=\s|$)|[。！？]+|[.!?]|\n+|$)\s*")
@@ -17,7 +17,7 @@ _LONG_UNIT_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Characters `start` to `end` of the text, on page `page`, counted from 1."""
+    """Characters `start` to `end` of the text, on page `page`, which is counted from 1."""
 
     page: int
     start: int
@@ -33,10 +33,8 @@ def page_at(pages: Sequence[int], place: int) -> int:
 
 
 def passages_of(text: str, pages: Sequence[int]) -> Iterator[Passage]:
-    """Cut a text at the ends of sentences and lines into passages of at most about PASSAGE_TOKENS within a page.
-
-    Those of a page are about equally long: BM25 would prefer a short rest to whole passages.
-    """
+    """Split a text at the ends of sentences and lines into passages of at most about PASSAGE_TOKENS within a page."""
+    # The passages of a page have similar lengths, because BM25 would prefer a short remainder to longer passages.
     for number, (start, end) in enumerate(zip(pages, (*pages[1:], len(text)), strict=True), start=1):
         units = [(first, estimated_tokens(text[first:last])) for first, last in _units(text, start, end)]
         rest = sum(tokens for _, tokens in units)
@@ -54,7 +52,7 @@ def passages_of(text: str, pages: Sequence[int]) -> Iterator[Passage]:
 
 
 def _units(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield sentences and lines; long ones in parts that end behind a blank where there is one."""
+    # Yields sentences and lines; long ones are split, after a space if possible.
     at = start
     while at < end:
         found = _UNIT.match(text, at, end)
@@ -79,10 +77,8 @@ def _stripped(text: str, page: int, start: int, end: int) -> Passage | None:
 
 
 def volumes_of(text: str, passages: Sequence[Passage], most_tokens: int) -> Iterator[tuple[Passage, int]]:
-    """Join passages to volumes of at most about `most_tokens`, each with its last page.
-
-    A volume ends with a page, unless the page alone is larger.
-    """
+    """Join passages to volumes of at most about `most_tokens`; yield each with its last page."""
+    # A volume ends at the end of a page, unless a single page is larger.
     sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
     of_pages: dict[int, int] = {}
     for passage, size in zip(passages, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""PDF by PDFium: the text of each page."""
+"""Text of the pages of PDF files, read with PDFium."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import BinaryIO
 from notso.documents.values import MAX_CHARACTERS, MAX_PAGES, UnreadableError, clean
 
 MARGIN_LINES = 2
-"""Lines at the top and the bottom of a page that may be a header or a footer."""
+"""Number of lines at the top and the bottom of a page that may be a header or a footer."""
 
 MIN_REPEATED_PAGES, MIN_REPEATED_SHARE = 3, 0.6
 
@@ -28,7 +28,7 @@ def read_pdf(file: BinaryIO, warnings: list[str], announce: Callable[[int], None
     except pypdfium2.PdfiumError as error:
         if error.err_code in (_PASSWORD, _SECURITY):
             raise UnreadableError("is encrypted", "document_encrypted") from None
-        raise UnreadableError("is damaged: it is no complete PDF", "document_damaged") from None
+        raise UnreadableError("is damaged: it is not a complete PDF", "document_damaged") from None
     count = len(document)
     if not count:
         raise UnreadableError("is damaged: it has no pages", "document_damaged")
@@ -82,7 +82,7 @@ def joined(text: str) -> str:
 
 
 def without_margins(pages: Sequence[str]) -> list[str]:
-    """Return pages without the first and last lines that most of them share, page numbers aside."""
+    """Return pages without first and last lines that most of them share; numbers in these lines may differ."""
     split = [page.strip("\n").split("\n") for page in pages]
     seen: Counter[tuple[bool, str]] = Counter()
     for lines in split:

@@ -1,4 +1,4 @@
-"""Text in any encoding, and e-mail."""
+"""Reading of text in any encoding, and of e-mail."""
 
 from __future__ import annotations
 
@@ -27,20 +27,24 @@ MAX_PARTS = 1_000
 
 
 def decoded(data: bytes, declares: bool = False) -> tuple[str, str]:
-    """Return text, and the encoding if it was guessed. `declares`: HTML may name it. Raises UnreadableError."""
+    """Return the text, and its encoding if it was guessed. declares: the text is HTML, which may declare its encoding.
+
+    Raises UnreadableError.
+    """
     for mark, encoding, shown in _MARKS:
         if data.startswith(mark):
             try:
                 return _textual(data.decode(encoding)), ""
             except UnicodeDecodeError:
                 raise UnreadableError(
-                    f"is damaged: it is not {shown}, although it begins so", "document_damaged"
+                    f"is damaged: it is not valid {shown}, although it begins with its byte order mark",
+                    "document_damaged",
                 ) from None
     if declares and (named := _DECLARED.search(data[:4096])):
         try:
             return _textual(data.decode(named[1].decode("ascii"))), ""
         except (LookupError, UnicodeError, ValueError):
-            pass  # no such encoding, or not the one it is in
+            pass  # an unknown or wrong encoding
     try:
         return _textual(data.decode("utf-8")), ""
     except UnicodeDecodeError:
@@ -58,12 +62,12 @@ def decoded(data: bytes, declares: bool = False) -> tuple[str, str]:
 def _textual(text: str) -> str:
     sample = text[:_SAMPLE]
     if "\0" in sample or len(_UNTEXTUAL.findall(sample)) > MAX_UNTEXTUAL_SHARE * len(sample):
-        raise UnreadableError("is not text, and of no kind that can be read", "document_not_text")
+        raise UnreadableError("is neither text nor of another kind that can be read", "document_not_text")
     return text
 
 
 def email_text(data: bytes) -> tuple[str, str, list[str]]:
-    """Return subject, text and warnings of a message; its attachments are named only. Raises UnreadableError."""
+    """Return subject, text and warnings of a message; attachments are listed but not read. Raises UnreadableError."""
     try:
         message = BytesParser(_class=EmailMessage, policy=policy.default).parsebytes(data)
         lines = [
@@ -84,11 +88,11 @@ def email_text(data: bytes) -> tuple[str, str, list[str]]:
             else:
                 bodies.append(_content(part))
     except (MessageError, LookupError, ValueError, TypeError, AttributeError, IndexError):
-        # The library's parser of headers raises any of these for malformed ones.
+        # The standard library raises any of these for malformed headers.
         raise UnreadableError("is damaged: its headers are malformed", "document_damaged") from None
     if attached:
         lines.append(f"Attachments: {', '.join(attached)}")
-    warnings = [f"{len(attached)} attachments were not read"] if attached else []
+    warnings = [f"attachments not read: {len(attached)}"] if attached else []
     return str(message["Subject"] or ""), "\n".join([*lines, "", *(bodies or pages)]), warnings
 
 

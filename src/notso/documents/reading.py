@@ -1,4 +1,4 @@
-"""Reading a document from the server's side: one child for each file; its frames are not trusted."""
+"""Server side of reading a document: a child process reads each file, and its frames are not trusted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DocumentReader:
     def __init__(self, data: bytes, name: str, unconfined: bool = False, program: str = PROGRAM) -> None:
         """Start the child. Raises UnreadableError.
 
-        `unconfined`: read PDF files and spreadsheets although the system lacks a means of confinement.
+        unconfined: read PDF files and spreadsheets even if the system lacks Landlock or seccomp.
         """
         if not data:
             raise UnreadableError("is empty", "document_empty")
@@ -67,7 +67,7 @@ class DocumentReader:
 
 
 def document_of(given: Iterator[dict[str, Any]], grant: Callable[[int], None]) -> Document:
-    """Return the document that frames make; `grant` receives seconds for its pages. Raises UnreadableError."""
+    """Assemble the document from frames; `grant` is called with more CPU seconds for pages. Raises UnreadableError."""
     texts: list[str] = []
     pages: list[int] = []
     at, granted, continued = 0, 0, False
@@ -88,7 +88,7 @@ def document_of(given: Iterator[dict[str, Any]], grant: Callable[[int], None]) -
                 at += len(text)
                 continued = more
                 if at > MAX_CHARACTERS + len(PAGE_BREAK) * MAX_PAGES or len(pages) > MAX_PAGES:
-                    raise UnreadableError("could not be read: its parser went over its limits", "document_unread")
+                    raise UnreadableError("could not be read: its parser exceeded the limits", "document_unread")
             case {"refused": str(sentence), "code": str(code), "values": dict(values)}:
                 figures = {str(name): each for name, each in values.items() if isinstance(each, int)}
                 raise UnreadableError(one_line(sentence, MAX_SENTENCE_CHARACTERS), code, **figures)
@@ -99,11 +99,11 @@ def document_of(given: Iterator[dict[str, Any]], grant: Callable[[int], None]) -
                 return Document(one_line(kind, 20), one_line(title), "".join(texts), tuple(pages), said)
             case _:
                 raise UnreadableError("could not be read: its parser sent an invalid result", "document_unread")
-    raise UnreadableError("could not be read: its parser ended early", "document_unread")
+    raise UnreadableError("could not be read: its parser stopped before the end", "document_unread")
 
 
 def frames(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of complete frames. Raises UnreadableError for anything else."""
+    """Yield the objects of complete frames. Raises UnreadableError for invalid frames."""
     held = bytearray()
     for piece in pieces:
         held += piece

@@ -1,4 +1,4 @@
-"""Tables as rows of Markdown, from delimited text and spreadsheets."""
+"""Conversion of delimited text and spreadsheets to Markdown tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notso.documents.archives import Archive, has_zip_start
 from notso.documents.values import MAX_CHARACTERS, UnreadableError
 
 HEADER_EVERY = 40
-"""Rows after which the header is repeated, so that it is near every row and in every part of a long table."""
+"""Number of rows after which the header is repeated, so that every part of a long table has it."""
 
 MAX_CELLS = 2_000_000
 _DELIMITERS = ",;\t|"
@@ -20,7 +20,7 @@ _SAMPLE = 1 << 16
 
 
 def rows_of(table: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the Markdown lines of a table whose first row is its header. Raises UnreadableError."""
+    """Yield a table's Markdown lines; the first row is the header. Raises UnreadableError."""
     header: list[str] = []
     written = cells = 0
     for row in table:
@@ -45,7 +45,10 @@ def rows_of(table: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def delimited(text: str) -> str:
-    """Return comma-, semicolon- or tab-separated text as a table, unchanged if it is none. Raises UnreadableError."""
+    """Return comma-, semicolon-, tab- or |-separated text as a table, or unchanged if it is not a table.
+
+    Raises UnreadableError.
+    """
     csv.field_size_limit(1 << 20)
     sample = text[:_SAMPLE]
     try:
@@ -59,11 +62,11 @@ def delimited(text: str) -> str:
 
 
 def read_spreadsheet(file: BinaryIO) -> Iterator[str]:
-    """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each a page. Raises UnreadableError."""
+    """Yield the visible sheets of an XLSX, XLSB, XLS or ODS file, each as a page. Raises UnreadableError."""
     import python_calamine
 
     if has_zip_start(file):
-        Archive(file)  # checks sizes before the library inflates anything
+        Archive(file)  # checks sizes before the library inflates any member
     file.seek(0)
     try:
         book = python_calamine.CalamineWorkbook.from_filelike(file)
@@ -95,7 +98,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, float):
-        return f"{value:.15g}"  # as spreadsheets show it: 0.1 + 0.2 is 0.3
+        return f"{value:.15g}"  # as spreadsheets show it: 0.1 + 0.2 gives 0.3
     if isinstance(value, datetime):
         return value.date().isoformat() if value.time() == time() else value.isoformat(" ", "seconds")
     if isinstance(value, (date, time, timedelta)):

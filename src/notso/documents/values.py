@@ -1,4 +1,4 @@
-"""A document that was read, why one cannot be, and the limits of both."""
+"""The result of reading a document, the error if it cannot be read, and limits."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ LIMITS = Limits(
     wall_s=180,
     answer_bytes=5 * MAX_CHARACTERS,
 )
-"""Of the child that reads."""
+"""Limits of the child process that reads."""
 
 UNCONFINED = "unconfined"
-"""Argument of that child."""
+"""Argument with which that child works without Landlock and seccomp."""
 
 MAX_FRAME_BYTES = MIB
-"""Of what it writes."""
+"""Maximum size of a frame that it writes."""
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-# Marks that reverse or override the direction of text, and invisible tags: they can show another text than is read.
+# Characters that change the direction of text, and invisible tags: with them, the displayed text can differ from the
+# text that the model reads.
 _DECEPTIVE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 
 
 class UnreadableError(Exception):
-    """The document cannot be read; the message is one sentence without a subject, such as `is encrypted`.
+    """The document cannot be read; the message is a sentence without its subject, such as `is encrypted`.
 
     Pages translate it by `code` ('': not translated); `values` are the figures in it.
     """
@@ -47,12 +48,12 @@ class UnreadableError(Exception):
         self.values = values
 
     def stored(self) -> str:
-        """Return a text that `unreadable` makes the same error of."""
+        """Return a text from which `unreadable` restores the error."""
         return json.dumps([str(self), self.code, self.values], ensure_ascii=False) if self.code else str(self)
 
 
 def unreadable(stored: str) -> UnreadableError:
-    """Return the error of a stored text; texts of older releases are its message."""
+    """Restore an error from a stored text; texts of older releases are the message."""
     try:
         message, code, values = json.loads(stored)
         return UnreadableError(str(message), str(code), **{str(name): int(each) for name, each in values.items()})
@@ -62,7 +63,7 @@ def unreadable(stored: str) -> UnreadableError:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The text of a document: `pages` are the offsets at which its pages begin, the first of them 0."""
+    """The text of a document; `pages` are the offsets at which pages begin, and the first is 0."""
 
     kind: str
     title: str
@@ -72,11 +73,11 @@ class Document:
 
 
 def clean(text: str) -> str:
-    """Return text with plain line ends and without control characters and marks that deceive the reader."""
+    """Return text with plain line ends, without control characters and characters that deceive readers."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
     return _DECEPTIVE.sub("", _CONTROL.sub("", text))
 
 
 def one_line(text: str, characters: int = MAX_TITLE_CHARACTERS) -> str:
-    """Return text on one line of printable characters, truncated."""
+    """Return text as one truncated line of printable characters."""
     return " ".join("".join(each if each.isprintable() else " " for each in clean(text)).split())[:characters]

@@ -1,6 +1,6 @@
 """Plugin API, and the processes in which the server runs plugins; see docs/plugins.md.
 
-Importing these names needs no library.
+Importing these names imports no other library.
 """
 
 from notso.plugins.values import (

@@ -1,7 +1,7 @@
-"""A plugin's process: loads the plugin, sends its offer and runs calls, several at once.
+"""A plugin's process: loads the plugin, sends its offer (the names of what it provides) and runs calls concurrently.
 
-`python -m notso.plugins.child NAME SOCKET MEMORY`, with descriptors as numbers. Output of the plugin goes to the
-server's log. The process ends when the server does.
+It is started as `python -m notso.plugins.child NAME SOCKET MEMORY`, with file descriptors as numbers. Output of the
+plugin goes to the server's log. The process ends when the server does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CALLS_AT_ONCE = 8
 
 
 class Child:
-    """Answers packets by packets with the same `id`."""
+    """Answers each packet with a packet that has the same `id`."""
 
     def __init__(self, plugin: Plugin, end: socket.socket, memory: int) -> None:
         self._plugin = plugin
@@ -33,7 +33,7 @@ class Child:
         self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
         self._rows = {each.name: each for each in plugin.logits_processors}
         if self._rows:
-            import numpy  # noqa: F401  # imported now: the first row has a short deadline
+            import numpy  # noqa: F401  # imported at once, because calls of a logits processor have a short deadline
         self._kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
             "tool": self._tool,
             "logits": self._logits,
@@ -53,7 +53,7 @@ class Child:
         try:
             answer["result"] = self._kinds[packet["kind"]](packet["given"])
             if not is_answer(packet["kind"], answer["result"]):
-                raise TypeError("it returned an invalid value, or more than 1 MiB of text")
+                raise TypeError("invalid result, or more than 1 MiB of text")
             data = wire.packed(answer, wire.MAX_ANSWER_BYTES)
         except Refused as error:
             data = wire.packed({"id": packet["id"], "refused": str(error)})
@@ -73,7 +73,7 @@ class Child:
         row = np.frombuffer(self._memory, np.float32, given["vocab"])
         result = np.asarray(self._rows[given["name"]].process(tokens, row.copy()), np.float32)
         if result.shape != row.shape:
-            raise ValueError(f"logits of shape {result.shape}, not {row.shape}")
+            raise ValueError(f"the logits must have shape {row.shape}, not {result.shape}")
         row[:] = result
         return int(result.size)
 
@@ -92,7 +92,9 @@ class Child:
 
 
 def _plain(schema: Any) -> Any:
-    return dict(schema) if isinstance(schema, Mapping) else schema  # the server reports schemas that are not objects
+    return (
+        dict(schema) if isinstance(schema, Mapping) else schema
+    )  # a schema that is not an object is reported by the server
 
 
 def offer_of(plugin: Plugin) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Plugin errors. Each message is one line that names the plugin.
 
 NotsoError
-└── PluginError          a plugin is missing, failed, or was switched off
+└── PluginError          a plugin is missing, failed, or was disabled
     └── PluginRefusalError    the plugin refused a request, and keeps running
 """
 
@@ -11,7 +11,7 @@ from notso.smollm3 import NotsoError
 
 
 class PluginError(NotsoError):
-    """A plugin is missing, failed, or was switched off."""
+    """A plugin is missing, failed, or was disabled."""
 
     def __init__(self, message: str, *, plugin: str) -> None:
         super().__init__(message)

@@ -1,13 +1,13 @@
-"""Limits on nesting and size of JSON, counted on the bytes before parsing.
+"""Limits on nesting and size of JSON, counted in the bytes before parsing.
 
-Parsed, empty objects take thirty times their bytes, and a validation error for each takes a thousand times.
+A parsed empty object takes thirty times its size in JSON, and a validation error for it a thousand times.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-WINDOW_BYTES = 64 * 1024  # counted at a time: stops early beyond a limit, and lets other threads run
+WINDOW_BYTES = 64 * 1024  # counted at a time, to stop early if a limit is exceeded, and to let other threads run
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -24,7 +24,7 @@ class JsonShapeError(Exception):
 
 
 def check_shape(body: bytes, limits: JsonLimits) -> None:
-    """Raise JsonShapeError beyond a limit. Does not validate the JSON."""
+    """Raise JsonShapeError if a limit is exceeded. The JSON is not validated."""
     at = depth = objects = values = strings = 0
     is_text = False
     while at < len(body):
@@ -48,4 +48,4 @@ def check_shape(body: bytes, limits: JsonLimits) -> None:
             if depth > limits.depth:
                 raise JsonShapeError(f"nested deeper than {limits.depth} levels")
             if depth < 0:
-                return  # unbalanced: the parser will stop here
+                return  # unbalanced, so the parser will stop here

@@ -1,4 +1,4 @@
-"""Installed plugins, and loading one: the only place that imports what a distribution names."""
+"""Listing and loading of installed plugins. This is the only module that imports code named by another package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from notso.plugins.values import Plugin
 
 GROUP = "notso.plugins"
-"""Entry-point group; pyproject.toml of a plugin has `NAME = "module:PLUGIN"` in it."""
+"""Entry point group, in which a plugin's pyproject.toml has `NAME = "module:PLUGIN"`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ def installed() -> list[Installed]:
 
 
 def load(name: str) -> Plugin:
-    """Import a plugin, in its own process. Raises LookupError, TypeError, and whatever its code raises."""
+    """Import a plugin; call only in its own process. Raises LookupError, TypeError, and any error of the plugin."""
     point: EntryPoint | None = next(iter(entry_points(group=GROUP, name=name)), None)
     if point is None:
         raise LookupError(f"no plugin {name} is installed")

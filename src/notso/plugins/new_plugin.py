@@ -1,4 +1,4 @@
-"""Template of a new plugin: a project with one of everything and a passing test."""
+"""Creation of a new plugin from a template: a project with an example of each feature and a passing test."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TEMPLATE = Path(__file__).parent / "template"
 
 
 def write_plugin(name: str, folder: Path) -> list[Path]:
-    """Create `folder` and return the files. Raises PluginError or OSError."""
+    """Create a plugin in the new `folder` and return its files. Raises PluginError or OSError."""
     if not NAME.fullmatch(name) or name.endswith("-") or "--" in name:
         raise PluginError(
-            f"a plugin's name must begin with a letter and have up to 32 lowercase letters, digits and single dashes, "
-            f"not {name[:40]!r}",
+            f"a plugin's name must begin with a letter and consist of up to 32 lowercase letters, digits and single "
+            f"dashes, not {name[:40]!r}",
             plugin=name,
         )
     module = name.replace("-", "_")
@@ -40,7 +40,7 @@ def _unusable(name: str, module: str) -> str | None:
         return "it is a Python keyword"
     if name in {each.name for each in installed()}:
         return "a plugin of that name is already installed"
-    # As in names of distributions, dashes and underscores are equal.
+    # As in package names, dashes and underscores are equivalent.
     if (
         module in sys.stdlib_module_names
         or module in _TAKEN
@@ -50,5 +50,5 @@ def _unusable(name: str, module: str) -> str | None:
     return None
 
 
-# Imported by the template's test or by the program itself, even where they are not installed.
+# Names that the template's test or notso imports, even if they are not installed.
 _TAKEN = frozenset({"notso", "pytest", "test_plugin", "setup", "conftest"})

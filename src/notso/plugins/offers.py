@@ -1,4 +1,4 @@
-"""Validation of a plugin's offer and of its answers."""
+"""Validation of a plugin's offer (a description of what it provides) and of its results."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-MAX_GIVEN = 32  # of each kind, per plugin
+MAX_GIVEN = 32  # entries of each kind per plugin
 MAX_SCHEMA_CHARACTERS = 65_536
 MAX_TEXT_CHARACTERS = 10_000
 MAX_ANSWER_CHARACTERS = 1 << 20
 _PAGE = re.compile(r"(?:[\w~-][\w.~-]*(?:/[\w~-][\w.~-]*)*)?", re.ASCII)
 
 Offer = dict[str, Any]
-"""Rows by kind (`tools`, `logits_processors`, `slash_commands`, `pages`), and `signs_in`."""
+"""Entries by kind (`tools`, `logits_processors`, `slash_commands`, `pages`), and `signs_in`."""
 
 
 def checked_offer(given: Any) -> tuple[Offer, list[str]]:
-    """Return the valid entries, and why others are invalid. Raises ValueError."""
+    """Return the valid entries, and a sentence for each invalid entry. Raises ValueError."""
     if not isinstance(given, dict):
         raise ValueError("no offer")
     offer: Offer = {"signs_in": given.get("signs_in") is True}
@@ -52,7 +52,7 @@ def _problem(row: Any, checks: Mapping[str, Callable[[Any], str]]) -> str:
 
 def _name(given: Any) -> str:
     fits = isinstance(given, str) and NAME.fullmatch(given)
-    return "" if fits else "must be a lowercase letter and up to 31 more, digits, _ and -"
+    return "" if fits else "must be a lowercase letter and up to 31 lowercase letters, digits, _ and -"
 
 
 def _text(given: Any) -> str:
@@ -82,7 +82,7 @@ def _seconds(given: Any) -> str:
 
 def _path(given: Any) -> str:
     fits = isinstance(given, str) and len(given) <= 200 and _PAGE.fullmatch(given)
-    return "" if fits else "must be words of ASCII letters, digits and -._~ with / between"
+    return "" if fits else "must be words of ASCII letters, digits and -._~, separated by /"
 
 
 def _is_text(given: Any) -> bool:

@@ -1,7 +1,7 @@
-"""A plugin's process, from the server's side: calls with deadlines, and a kill when one is missed.
+"""Server side of a plugin's process: calls have deadlines, and the process is killed when it misses one.
 
-Only a process can be ended from outside; a looping thread could not. The cost is a start, and a round trip for each
-call (figures in docs/plugins.md). No thread of the server waits beyond a call's deadline.
+Plugins run in processes because a thread in an endless loop cannot be stopped. The cost is the start of a process, and
+a round trip for each call (figures in docs/plugins.md). No thread of the server waits beyond a call's deadline.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RowFunction = Callable[[memoryview, memoryview], bytes]
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 State = Literal["starting", "on", "off"]
 
-START_SECONDS = 60.0  # to import its libraries
-SEND_SECONDS = 2.0  # to accept a call; only a stuck process takes longer
-ROW_SECONDS = 2.0  # for a row of logits, during which all answers wait
-# Slow rows delay all answers even within ROW_SECONDS: this much time at once, and this share of it, is allowed.
+START_SECONDS = 60.0  # limit for importing the plugin's libraries
+SEND_SECONDS = 2.0  # limit for accepting a call; only a process that hangs takes longer
+ROW_SECONDS = 2.0  # limit for processing a row of logits, during which all answers wait
+# Rows delay all answers even within ROW_SECONDS. The process may take ROW_SHARE of the time, and this much in addition.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
-MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20  # more bytes switch the plugin off; more lines are not logged
+MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20  # more bytes disable the plugin; more lines are not logged
 SERVER_ENDS = "the server is stopping"
 _log = logging.getLogger("notso.plugins")
 
@@ -54,18 +54,18 @@ class _Call:
 
 
 class PluginProcess:
-    """One enabled plugin. Thread-safe; methods keep their deadlines."""
+    """An enabled plugin. Thread-safe; no method blocks beyond its deadline."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.state: State = "off"
         self.failure = ""
-        """Why it is off."""
+        """Why the plugin is off."""
         self.printed_lines = 0
         self.offer: Mapping[str, Any] = {}
         self.left_out: list[str] = []
         """A sentence for each invalid part of its offer."""
-        self._lock = threading.Lock()  # over state and calls
+        self._lock = threading.Lock()  # guards state and calls
         self._sending = threading.Lock()
         self._row_lock = threading.Lock()
         self._numbers = itertools.count()
@@ -83,13 +83,13 @@ class PluginProcess:
             self.ready.clear()
             try:
                 self._launch()
-            except (OSError, RuntimeError) as error:  # no descriptor, process or thread is left
+            except (OSError, RuntimeError) as error:  # the limit of descriptors, processes or threads is reached
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self.state, self.failure = "off", f"it could not be started: {reason}"
                 self.ready.set()
 
     def _launch(self) -> None:
-        # Raises OSError or RuntimeError, with everything opened so far closed again.
+        # Raises OSError or RuntimeError, after closing everything that was opened.
         with contextlib.ExitStack() as only_here, contextlib.ExitStack() as on_failure:
             end, theirs = socket.socketpair()
             on_failure.callback(end.close)
@@ -117,9 +117,9 @@ class PluginProcess:
             on_failure.pop_all()
 
     def ask(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
-        """Begin a call; the future raises PluginRefusalError or PluginError.
+        """Start a call; the future raises PluginRefusalError or PluginError.
 
-        Without an answer after `seconds` the plugin is switched off. Raises PluginError if off or busy.
+        Without a result within `seconds`, the plugin is disabled. Raises PluginError if it is off or busy.
         """
         try:
             number = next(self._numbers)
@@ -143,7 +143,7 @@ class PluginProcess:
             finally:
                 self._sending.release()
         if not sent:
-            self.switch_off(f"it no longer accepts calls ({what})", end)
+            self.switch_off(f"it does not accept calls ({what})", end)
         return future
 
     def call(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
@@ -155,9 +155,9 @@ class PluginProcess:
             raise PluginError(f"the plugin {self.name} was disabled: {self.failure}", plugin=self.name) from None
 
     def change_row(self, name: str, tokens: memoryview, logits: memoryview) -> bytes:
-        """Process logits, float32 (V,), after tokens, int32 (L,), as bytes. Raises PluginError."""
+        """Return the processed logits, float32 (V,), that follow tokens, int32 (L,), as bytes. Raises PluginError."""
         if logits.nbytes > wire.ROW_BYTES or tokens.nbytes > wire.SHARED_BYTES - wire.ROW_BYTES:
-            raise PluginError(f"the plugin {self.name} cannot process so many tokens", plugin=self.name)
+            raise PluginError(f"the plugin {self.name} cannot process this many tokens", plugin=self.name)
         what = f"logits processor {name}"
         given = {"name": name, "tokens": tokens.nbytes // 4, "vocab": logits.nbytes // 4}
         began = time.monotonic()
@@ -181,14 +181,14 @@ class PluginProcess:
             self.switch_off(f"{what} delays all responses")
 
     def switch_off(self, why: str, of: socket.socket | None = None) -> None:
-        """Kill its processes and fail its calls; with `of`, only while that is its socket."""
+        """Kill the plugin's processes and fail its calls; with `of`, only if that is still its socket."""
         with self._lock:
             if self.state == "off" or (of is not None and of is not self._end):
                 return
             self.state, self.failure = "off", why
             calls, process, end = list(self._calls.values()), self._process, self._end
             self._calls.clear()
-            self.ready.set()  # under the lock: a later start clears it
+            self.ready.set()  # under the lock, because a later start clears it
         if why != SERVER_ENDS:
             _log.warning("the plugin %s was disabled: %s", self.name, why)
         if process is not None:
@@ -276,7 +276,7 @@ class PluginProcess:
     def _take(self, packet: Any) -> str:
         if not isinstance(packet, dict):
             raise ValueError("no packet")
-        # Returns why the plugin must be switched off, or ''.
+        # Returns why the plugin must be disabled, or ''.
         if "unloadable" in packet:
             return _one_line(f"it cannot be loaded: {packet['unloadable']}")
         if "offer" in packet:
@@ -294,10 +294,10 @@ class PluginProcess:
         with self._lock:
             call = self._calls.get(number)
             if call is None:
-                return "it answered a call that was not made"
+                return "it sent a result for a call that was not made"
             if "result" in packet and not is_answer(call.kind, packet["result"]):
-                return _one_line(f"{call.what} gave a result of another type")
-            # Nothing may raise from here on: `switch_off` no longer fails this call.
+                return _one_line(f"{call.what} returned a result of a wrong type")
+            # No code below may raise, because `switch_off` no longer fails this call.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():
             return _failure_of(packet, call)
@@ -330,7 +330,7 @@ class _Printed:
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
-    with process:  # closes its output and waits for it
+    with process:  # closes its output and waits for its end
         process.kill()
 
 
@@ -351,7 +351,7 @@ def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 class Plugins:
-    """The enabled plugins. Raises PluginError for missing or repeated names."""
+    """The enabled plugins. Raises PluginError for a name that is not installed or is repeated."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         known = {each.name for each in installed()} if names else set()
@@ -360,7 +360,7 @@ class Plugins:
                 there = ", ".join(sorted(known)) or "none"
                 raise PluginError(f"no plugin {name!r} is installed; installed: {there}", plugin=name)
             if names.count(name) > 1:
-                raise PluginError(f"the plugin {name} is given twice", plugin=name)
+                raise PluginError(f"the plugin {name} is specified more than once", plugin=name)
         self.processes = tuple(PluginProcess(name) for name in names)
 
     def start(self) -> None:
@@ -379,7 +379,7 @@ class Plugins:
         return next((process for process in self.processes if process.name == name), None)
 
     def given(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
-        """Yield the rows of a kind with their plugins; the first of a name wins."""
+        """Yield the entries of a kind with their plugins; the first entry with a name takes precedence."""
         seen = set()
         for process in self.processes:
             for row in process.offer.get(kind, []) if process.state == "on" else []:

@@ -1,4 +1,4 @@
-"""Values of the plugin API. Their functions run in the plugin's own process."""
+"""Types of the plugin API. Their functions run in the plugin's own process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     Rows = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 
 
-# Any other exception switches the plugin off.
+# Any other exception disables the plugin.
 class Refused(Exception):
-    """Refuses a request, with a message for the user."""
+    """Raise it to refuse a request with a message for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]  # JSON schema of the arguments
     run: Callable[[Mapping[str, Any], CalledIn], str]  # returns text for the model
-    seconds: float = 10.0  # after which the plugin counts as hanging; at most 60
+    seconds: float = 10.0  # time limit, after which the plugin is disabled; at most 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +44,25 @@ class LogitsProcessor:
 
     name: str
     does: str
-    # (tokens of prompt and answer, int32 (L,); logits, float32 (V,), may be modified) -> float32 (V,), finite or
-    # -inf. It must depend on these only, so that a seed reproduces its answer.
+    # Called with the tokens of prompt and answer, int32 (L,), and logits, float32 (V,), which it may modify; returns
+    # logits, float32 (V,), each finite or -inf. The result must depend only on the arguments, so that a seed reproduces
+    # an answer.
     process: Rows
 
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """A command of the page."""
+    """A slash command for the chat page."""
 
     name: str
     usage: str
     does: str
-    run: Callable[[str], str]  # text after the name -> text to show
+    run: Callable[[str], str]  # called with the text after the name; returns text to show
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A request below the plugin's address, by GET or POST."""
+    """A GET or POST request to a page of the plugin."""
 
     method: str
     path: str
@@ -72,7 +73,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True)
 class PageResponse:
-    """A response of at most 1 MiB, without scripts and other hosts."""
+    """A response of at most 1 MiB; it cannot use scripts or other hosts."""
 
     body: str
     media_type: str = "text/html"
@@ -90,9 +91,9 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SignInRequest:
-    """A request to authenticate."""
+    """A request for a plugin to authenticate."""
 
-    address: str  # of the peer
+    address: str  # address of the client
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names
 
 
@@ -104,4 +105,4 @@ class Plugin:
     logits_processors: tuple[LogitsProcessor, ...] = ()
     slash_commands: tuple[SlashCommand, ...] = ()
     pages: tuple[Page, ...] = ()
-    sign_in: Callable[[SignInRequest], str | None] | None = None  # returns the user's name, None: unknown
+    sign_in: Callable[[SignInRequest], str | None] | None = None  # returns the user's name, or None if unknown

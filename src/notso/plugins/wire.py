@@ -1,4 +1,4 @@
-"""Protocol between server and plugin: JSON packets over a socket, shared memory for logits."""
+"""Protocol between server and plugin: JSON packets over a socket, and shared memory for logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.system.files import anonymous_file
 
 MAX_CALL_BYTES = 64 * 1024 * 1024  # a tool call with all attachments of a chat
 MAX_ANSWER_BYTES = 8 * 1024 * 1024  # the largest page, with every character escaped
-ANSWER_LIMITS = JsonLimits(depth=64, objects=20_000, values=50_000)  # for offers; other answers are up to three texts
+ANSWER_LIMITS = JsonLimits(depth=64, objects=20_000, values=50_000)  # for offers; results are smaller
 MAX_VOCAB = 262_144
 MAX_TOKENS = 262_144
 ROW_BYTES = 4 * MAX_VOCAB
@@ -26,7 +26,7 @@ def packed(packet: Any, most_bytes: int = MAX_CALL_BYTES) -> bytes:
     """Serialize a packet. Raises ValueError."""
     body = json.dumps(packet, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
     if len(body) > most_bytes:
-        raise ValueError("more than a packet holds")
+        raise ValueError("it is too large for a packet")
     return _LENGTH.pack(len(body)) + body
 
 
@@ -59,7 +59,7 @@ class Unpacker:
 
 
 def receive(end: socket.socket, unpacker: Unpacker) -> list[Any] | None:
-    """Receive packets; None: the peer is gone."""
+    """Receive packets; None if the peer has closed the connection."""
     data = end.recv(1 << 16)
     return unpacker.feed(data) if data else None
 

@@ -1,7 +1,7 @@
 """Quantized tensors and the devices that multiply them, independent of any model.
 
-The names below form the public interface of this layer. Errors and sizes load at import; names that need arrays or
-kernels load on first access.
+The names below form the public interface of this layer. Errors, formats and memory limits are imported eagerly; names
+that need arrays or kernels are imported on first access.
 """
 
 from __future__ import annotations

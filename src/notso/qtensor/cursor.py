@@ -1,6 +1,6 @@
-"""Bounds-checked access to a file's bytes (GG13); no other module indexes them.
+"""Bounds-checked access to a GGUF file's bytes (rule GG13); no other module indexes them.
 
-NumPy and memoryview slices past the end are silently truncated.
+The checks are necessary because NumPy and memoryview silently truncate slices past the end.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy.typing as npt
 from notso.qtensor.errors import GGUFError
 
 MAX_STRING_BYTES: Final = 1 << 20  # GG3
-_DECODE_BYTES: Final = 1 << 20  # validated per chunk, so that memory does not depend on declared sizes
+_DECODE_BYTES: Final = 1 << 20  # per chunk, so that memory does not depend on declared sizes
 
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 
 
 class Cursor:
-    """Position in a buffer. Raises GGUFError with field and offset."""
+    """Position in a buffer. Methods raise GGUFError with field and offset."""
 
     def __init__(self, buffer: memoryview, position: int = 0) -> None:
         self._buffer = buffer
@@ -39,7 +39,7 @@ class Cursor:
         return self._end - self.position
 
     def fail(self, message: str, field: str, offset: int | None = None) -> NoReturn:
-        """Raise a GGUFError about `field` at `offset` (default: here)."""
+        """Raise GGUFError about `field` at `offset` (default: the current position)."""
         raise GGUFError(message, field=field, offset=self.position if offset is None else offset)
 
     def take(self, count: int, field: str) -> memoryview:
@@ -62,11 +62,11 @@ class Cursor:
         return value
 
     def string(self, field: str, limit: int = MAX_STRING_BYTES) -> str:
-        """Read a uint64 length and strict UTF-8."""
+        """Read a uint64 length and valid UTF-8."""
         start = self.position
         length = self.uint64(field)
         if length > limit:
-            self.fail(f"string of {length} bytes, limit {limit}", field, start)
+            self.fail(f"string of {length} bytes exceeds the limit of {limit}", field, start)
         raw = self.take(length, field)
         try:
             return str(raw, "utf-8")
@@ -75,7 +75,7 @@ class Cursor:
 
     def strings(self, count: int, field: str) -> StringSpan:
         """Validate `count` strings without decoding them."""
-        # A few bytes of memory per string, whatever their length.
+        # Memory is a few bytes per string, whatever its length.
         start = self.position
         ends = _string_ends(self._buffer, start, self._end, count, field)
         self.position = int(ends[-1]) if count else start
@@ -97,8 +97,8 @@ def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: st
         (length,) = unpack(buffer, position)
         stop = position + 8 + length
         if length > limit or stop > end:
-            why = f"limit {limit}" if length > limit else f"{end - position - 8} left"
-            raise GGUFError(f"string {i} of {count} claims {length} bytes, {why}", field=field, offset=position)
+            why = f"the limit is {limit}" if length > limit else f"only {end - position - 8} are left"
+            raise GGUFError(f"string {i} of {count} declares {length} bytes, but {why}", field=field, offset=position)
         ends[i] = position = stop
     return ends
 
@@ -108,7 +108,7 @@ class StringSpan:
 
     def __init__(self, raw: memoryview, ends: npt.NDArray[np.int64]) -> None:
         self._raw = raw
-        # (count,), relative to `raw`; uint32 where possible, so that it takes at most half of the file's size.
+        # (count,), relative to `raw`; uint32 if possible, so that the array takes at most half of the file's size.
         self._ends = ends.astype(np.uint32) if len(raw) < 1 << 32 else ends
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class StringSpan:
         return starts
 
     def _text(self, starts: npt.NDArray[np.int64], start: int, stop: int) -> npt.NDArray[np.uint8]:
-        # Length prefixes become zero: NUL cannot continue a UTF-8 sequence, so the whole is valid if every string is.
+        # Length prefixes become NUL, which cannot continue a UTF-8 sequence: the whole is valid if every string is.
         text = np.frombuffer(self._raw[start:stop], np.uint8).copy()
         first, last = np.searchsorted(starts, [start - 7, stop])
         prefixes = starts[first:last] - start
@@ -130,7 +130,7 @@ class StringSpan:
         return text
 
     def check_utf8(self, field: str, offset: int) -> None:
-        """Raise GGUFError at invalid bytes; `offset`: file position."""
+        """Raise GGUFError for invalid UTF-8; `offset`: file position of the span."""
         size, starts = len(self._raw), self._starts()
         decoder = codecs.getincrementaldecoder("utf-8")("strict")
         for start in range(0, size, _DECODE_BYTES):

@@ -7,9 +7,9 @@
         ├── SafetensorsError         an invalid safetensors file
         ├── KernelChoiceError        a forced kernel family is unknown or unsupported by this CPU
         ├── DeviceError              the requested GPU is unusable
-        │   ├── DeviceMemoryError    its memory is insufficient
-        │   └── DeviceLostError      it failed during computation; its contents are lost
-        └── OperandError             wrong shape, dtype, stride or range
+        │   ├── DeviceMemoryError    the GPU's memory is insufficient
+        │   └── DeviceLostError      the GPU failed during computation; its contents are lost
+        └── OperandError             an operand has a wrong shape, dtype, stride or range
 
 All errors of the project derive from `NotsoError`; each layer translates errors at its boundary.
 """
@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# A few lines on a screen; quoted file contents may be megabytes.
+# A few lines on a screen; file contents in a message may be megabytes.
 MAX_MESSAGE_CHARACTERS = 600
 
-# Per quoted value, so that the message itself remains visible.
+# Limit per quoted value, so that the rest of the message remains visible.
 MAX_QUOTED_CHARACTERS = 80
 
 
@@ -32,14 +32,14 @@ def one_line(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
 
 
 def quoted(value: object) -> str:
-    """Shorten a file's value for a message."""
+    """Quote and shorten a value from a file for a message."""
     if isinstance(value, str) and len(value) > MAX_QUOTED_CHARACTERS:
         value = value[: MAX_QUOTED_CHARACTERS - 3] + "..."
     return repr(value) if isinstance(value, str) else one_line(repr(value), MAX_QUOTED_CHARACTERS)
 
 
 class Sentence(str):
-    """An error's English sentence that pages translate: `code` identifies it, and `values` are the figures in it."""
+    """An error message that pages can translate: `code` identifies it, and `values` are the figures in it."""
 
     code: str
     values: Mapping[str, str | int]
@@ -51,7 +51,7 @@ class Sentence(str):
 
 
 class NotsoError(Exception):
-    """Root of the package's errors; `str(error)` is one printable line. `path`: the file at fault, if known.
+    """Root of the package's errors; `str(error)` is one printable line. `path`: the invalid file, if known.
 
     `sentence` is the message, a Sentence if it can be translated.
     """
@@ -67,10 +67,10 @@ class NotsoError(Exception):
 
 
 def name_file(error: BaseException | None, path: object) -> None:
-    """Set an error's `path`, if the error is about a file and names none yet."""
+    """Set `path` of an error that is about a file and has no path yet."""
     if isinstance(error, NotsoError) and error.is_about_a_file and error.path is None:
         error.path = str(path)
-        error.add_note(f"in {path}")  # shown by tracebacks; messages may reach users and contain no paths
+        error.add_note(f"in {path}")  # for tracebacks; messages contain no paths, because they may reach users
 
 
 class QTensorError(NotsoError):
@@ -78,7 +78,7 @@ class QTensorError(NotsoError):
 
 
 class GGUFError(QTensorError):
-    """An invalid GGUF file, or one beyond our limits; `offset`: byte position of `field`."""
+    """Invalid GGUF file, or a file beyond the reader's limits; `offset`: byte position of `field`."""
 
     is_about_a_file = True
 
@@ -90,11 +90,11 @@ class GGUFError(QTensorError):
 
 
 class UnsupportedFormatError(GGUFError):
-    """An unsupported version or block format."""
+    """Unsupported version or block format."""
 
 
 class SafetensorsError(QTensorError):
-    """An invalid safetensors file, or one beyond our limits."""
+    """Invalid safetensors file, or a file beyond the reader's limits."""
 
     is_about_a_file = True
 
@@ -116,4 +116,4 @@ class DeviceLostError(DeviceError):
 
 
 class OperandError(QTensorError, ValueError):
-    """Invalid operands. Nothing was written."""
+    """Invalid operands. No output was written."""

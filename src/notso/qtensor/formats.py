@@ -1,11 +1,11 @@
-"""Supported block formats, names of unsupported ones, and KV cache formats; the only list of them in Python.
+"""Supported block formats, names of unsupported ones, and KV cache formats. This is the only list of them in Python.
 
 Rows consist of blocks of `block_values` values in `block_bytes` bytes. `reference/blocks.py` (readable) and
 `native/blocks.h` (fast) define the layouts.
 
-native/cache_format.h defines the byte layout of KV cache formats, and a test compares it with this table. Names state
-the bits of keys and values. Every format but f16 has a half-precision scale per head vector, so k8v8 takes 8.125 bits
-per value for heads of 128.
+native/cache_format.h defines the byte layout of KV cache formats, and a test compares it with this table. Their names
+give the bits of keys and values. Every format but f16 has a half-precision scale per head vector, so k8v8 takes 8.125
+bits per value for heads of size 128.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 
 TILE_POSITIONS = 128  # positions per block
 
-# Integer sums below f16 are exact up to this head dimension.
+# Up to this head dimension, the integer sums of the formats other than f16 are exact.
 MAX_BYTE_DIM = 1024
 
 SCALE_BYTES = 2
@@ -55,7 +55,7 @@ KV_FORMAT_NUMBERS: dict[KVFormat, int] = {name: number for number, name in enume
 
 
 def kv_block_bytes(format: KVFormat, kv_heads: int, head_dim: int) -> int:
-    """Return a block's bytes. Raises OperandError for an unknown format or unsupported heads."""
+    """Return a block's size. Raises OperandError for an unknown format or unsupported heads."""
     if format not in KV_FORMATS:
         raise OperandError(f"unknown KV format {format!r}; choices: {', '.join(KV_FORMATS)}")
     if kv_heads < 1 or head_dim < 1 or head_dim % 16:
@@ -121,7 +121,7 @@ FORMATS: dict[int, Format] = {
 }
 FORMATS_BY_NAME: dict[str, Format] = {f.name: f for f in FORMATS.values()}
 
-# Other numbers assigned by ggml, for error messages. "removed" ones are historic.
+# Other format numbers assigned by ggml, for error messages. "removed": no longer in ggml.
 UNSUPPORTED_NAMES: dict[int, str] = {
     4: "Q4_2 (removed)",
     5: "Q4_3 (removed)",
@@ -151,9 +151,9 @@ def format_name(ggml_type: int) -> str:
 
 
 def row_bytes(format: Format, cols: int) -> int:
-    """Return a row's bytes. Raises OperandError for incomplete blocks."""
+    """Return a row's size. Raises OperandError for incomplete blocks."""
     if cols < 1 or cols % format.block_values:
         raise OperandError(
-            f"a row of {cols} values is not a positive multiple of {format.name}'s {format.block_values}"
+            f"a row of {cols} values is not a positive multiple of {format.name}'s block size, {format.block_values}"
         )
     return cols // format.block_values * format.block_bytes

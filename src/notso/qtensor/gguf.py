@@ -1,11 +1,11 @@
-"""Bounded reader of GGUF files, versions 2 and 3: memory-mapped, without allocations that a file controls.
+"""Reader of GGUF files, versions 2 and 3. It maps files; their contents do not control the size of allocations.
 
 A file is a header, metadata entries, tensor descriptions, padding, and tensor bytes:
 
     "GGUF"  version u32  tensor count u64  entry count u64
     entry:   key string, value type u32, value          (an array: item type u32, count u64, items)
-    tensor:  name string, number of sides u32, sides u64 each (row length first), format u32, offset u64
-    padding to `general.alignment` (default 32), from which offsets count
+    tensor:  name string, number of dimensions u32, dimensions u64 each (row length first), format u32, offset u64
+    padding to `general.alignment` (default 32), after which tensor offsets start
 
 Numbers are little-endian; a string is a u64 length and UTF-8. Limits are numbered as the project's reliability rules
 GG1..GG9 and GG12; semantic checks (GG10, GG11) belong to the layer above.
@@ -41,10 +41,10 @@ MAX_SIDES: Final = 4  # GG5
 DEFAULT_ALIGNMENT: Final = 32
 MIN_ALIGNMENT: Final = 8  # GG6
 MAX_ALIGNMENT: Final = 4096  # GG6
-SHORT_TEXT_BYTES: Final = 1024  # longer strings stay undecoded
-MAX_SIZE: Final = 2**63 - 1  # GG5, GG7: larger products and sums are refused
+SHORT_TEXT_BYTES: Final = 1024  # longer strings are decoded on access
+MAX_SIZE: Final = 2**63 - 1  # GG5, GG7: larger products and sums are rejected
 SMALLEST_ENTRY: Final = 14  # a one-letter key, a type and a one-byte value
-SMALLEST_TENSOR: Final = 33  # a one-letter name, one side, a format and an offset
+SMALLEST_TENSOR: Final = 33  # a one-letter name, one dimension, a format and an offset
 
 BOOL, STRING, ARRAY = 7, 8, 9
 VALUE_TYPES: Final[dict[int, str]] = {
@@ -57,13 +57,13 @@ ARRAY_TYPES: Final[dict[int, np.dtype[Any]]] = {number: np.dtype("<" + code) for
 
 
 class TextSpan:
-    """An undecoded long string, as decoding can take four times its size (GG12)."""
+    """A long string, decoded on access, because decoding can take four times its size (GG12)."""
 
     def __init__(self, raw: memoryview) -> None:
         self._raw = raw
 
     def to_text(self) -> str:
-        """Decode. Raises UnicodeDecodeError if the file has changed."""
+        """Decode the string. Raises UnicodeDecodeError if the file has changed."""
         return str(self._raw, "utf-8")
 
 
@@ -83,7 +83,7 @@ class NumberSpan:
 
 
 class Metadata(Mapping[str, Any]):
-    """Entries in file order: int, float, bool, str, or lists."""
+    """Entries in file order: int, float, bool, str, or lists of these."""
 
     # Arrays and long strings are validated at open, decoded on first access, and kept until `release`.
     def __init__(self, entries: dict[str, Any]) -> None:
@@ -112,17 +112,17 @@ class Metadata(Mapping[str, Any]):
         return key in self._entries
 
     def array_length(self, key: str) -> int | None:
-        """Length of an array, without decoding. Raises KeyError."""
+        """Return an array's length without decoding it. Raises KeyError."""
         value = self._entries[key]
         return len(value) if isinstance(value, StringSpan | NumberSpan) else None
 
 
 class GGUFFile:
-    """An open file; `tensors` are read-only views of the mapping, in file order."""
+    """An open file; `tensors` are read-only views of the memory-mapped file, in file order."""
 
     def __init__(self, path: Path, mapping: mmap.mmap, status: os.stat_result) -> None:
         self.path = path
-        self.status = status  # of the open file, which another one may have replaced under its name since
+        self.status = status  # of the open file, even if another file has its name by now
         self.size_bytes = len(mapping)
         self._mapping = mapping
         cursor = Cursor(memoryview(mapping))  # views keep the mapping and its descriptor alive
@@ -163,7 +163,7 @@ class GGUFFile:
         return cls(path, mapping, status)
 
     def close(self) -> None:
-        """Drop the tensors; earlier views stay valid."""
+        """Drop the tensors; existing views stay valid."""
         self.tensors = MappingProxyType({})
 
     def release(self, tensor: QTensor) -> None:
@@ -204,9 +204,9 @@ def _read_header(cursor: Cursor) -> tuple[int, int, int]:
         start = cursor.position
         count = cursor.uint64(field)
         if count > limit:
-            cursor.fail(f"{count}, limit {limit}", field, start)
+            cursor.fail(f"{count} exceeds the limit of {limit}", field, start)
         if count * smallest > cursor.left:
-            cursor.fail(f"{count} do not fit in the {cursor.left} bytes left", field, start)
+            cursor.fail(f"{count} entries do not fit in the remaining {cursor.left} bytes", field, start)
         counts.append(count)
     return version, counts[0], counts[1]
 
@@ -220,7 +220,7 @@ def _read_name(cursor: Cursor, field: str, limit: int) -> str:
 
 
 def _read_entries(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str, str], int]:
-    # Values by key (arrays as spans), type names, alignment.
+    # Returns values by key (arrays as spans), type names, and the alignment.
     entries: dict[str, Any] = {}
     types: dict[str, str] = {}
     alignment = DEFAULT_ALIGNMENT
@@ -241,7 +241,7 @@ def _read_entries(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str,
         if key == "general.alignment":
             alignment = entries[key]
             if types[key] != "uint32":  # GG9
-                cursor.fail(f"type {types[key]}, must be uint32", field, start)
+                cursor.fail(f"the type must be uint32, not {types[key]}", field, start)
             if not MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
                 cursor.fail(f"{alignment} is not a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}", field, start)
     return entries, types, alignment
@@ -271,7 +271,7 @@ def _read_array(cursor: Cursor, field: str) -> tuple[StringSpan | NumberSpan, st
     start = cursor.position
     count = cursor.uint64(field)
     if count > MAX_ARRAY_ITEMS:
-        cursor.fail(f"array of {count} items, limit {MAX_ARRAY_ITEMS}", field, start)
+        cursor.fail(f"array of {count} items exceeds the limit of {MAX_ARRAY_ITEMS}", field, start)
     named = f"array of {VALUE_TYPES[kind]}"
     if kind == STRING:
         return cursor.strings(count, field), named
@@ -284,7 +284,7 @@ def _read_array(cursor: Cursor, field: str) -> tuple[StringSpan | NumberSpan, st
 
 
 def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict[str, QTensor]]:
-    # Offset of the tensor data, and tensors in file order.
+    # Returns the offset of the tensor data, and tensors in file order.
     described = {}
     for i in range(count):
         start = cursor.position
@@ -299,7 +299,9 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict
         if begin + size > cursor.position + cursor.left:
             over = begin + size - cursor.position - cursor.left
             cursor.fail(
-                f"data at {begin} of {size} bytes ends {over} bytes past the file", f"tensor {quoted(name)}", start
+                f"{size} bytes of data at {begin} end {over} bytes past the end of the file",
+                f"tensor {quoted(name)}",
+                start,
             )
         data = np.frombuffer(cursor.at(begin).take(size, name), np.uint8)
         tensors[name] = QTensor(name, FORMATS[kind], shape, data)
@@ -312,16 +314,16 @@ def _check_overlaps(cursor: Cursor, described: dict[str, tuple[int, tuple[int, .
     previous, free_from = "", 0
     for name, (start, _, _, size, offset) in sorted(described.items(), key=lambda item: item[1][4]):
         if offset < free_from:
-            cursor.fail(f"data overlaps that of {quoted(previous)}", f"tensor {quoted(name)}", start)
+            cursor.fail(f"data overlaps the data of {quoted(previous)}", f"tensor {quoted(name)}", start)
         previous, free_from = name, offset + size
 
 
 def _read_description(cursor: Cursor, field: str, alignment: int) -> tuple[tuple[int, ...], int, int, int]:
-    # Shape (numpy order), format number, bytes, data offset.
+    # Returns shape (numpy order), format number, size in bytes, and data offset.
     start = cursor.position
     side_count = cursor.uint32(field)
     if not 1 <= side_count <= MAX_SIDES:
-        cursor.fail(f"{side_count} dimensions; 1..{MAX_SIDES} are supported", field, start)
+        cursor.fail(f"a tensor must have 1..{MAX_SIDES} dimensions, not {side_count}", field, start)
     sides, values, sides_at = [], 1, cursor.position
     for i in range(side_count):
         start = cursor.position
@@ -348,7 +350,7 @@ def _read_description(cursor: Cursor, field: str, alignment: int) -> tuple[tuple
     start = cursor.position
     offset = cursor.uint64(field)
     if offset % alignment:
-        cursor.fail(f"data offset {offset} is not a multiple of {alignment}", field, start)
+        cursor.fail(f"data offset {offset} is not a multiple of {alignment}, the alignment", field, start)
     if size > MAX_SIZE or offset > MAX_SIZE - size:
         cursor.fail(f"data offset {offset} plus {size} bytes overflows", field, start)
     return tuple(reversed(sides)), kind, size, offset

@@ -1,10 +1,10 @@
-"""Writer of GGUF version 3: typed metadata and streamed tensors; the file appears only when complete.
+"""Writer of GGUF version 3 with typed metadata and streamed tensors; the file appears only when complete.
 
     with GGUFWriter(path) as writer:
         writer.add_uint32("demo.size", 3)
         writer.add_tensor("weight", (2, 256), Q4_K, lambda: chunks())
 
-Tensor bytes are not held in memory; they are read while the file is written, at the end of the `with`.
+Tensor data is not held in memory; it is read while the file is written, at the end of the `with` block.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ _NUMBERS = {name: number for number, name in VALUE_TYPES.items()}
 def _packed_string(text: str) -> bytes:
     raw = text.encode()
     if len(raw) > MAX_STRING_BYTES:
-        raise OverflowError(f"string of {len(raw)} bytes, limit {MAX_STRING_BYTES}")
+        raise OverflowError(f"string of {len(raw)} bytes exceeds the limit of {MAX_STRING_BYTES}")
     return struct.pack("<Q", len(raw)) + raw
 
 
 class GGUFWriter:
-    """Collects entries and tensors, then writes atomically; no file appears on failure.
+    """Collects entries and tensors, then writes the file atomically.
 
-    Raises GGUFError for what the reader refuses, and for wrong amounts of data.
+    Raises GGUFError for entries that the reader would reject, and for wrong amounts of data.
     """
 
     def __init__(self, path: str | Path, *, durable: bool = True) -> None:
-        """`durable`: fsync before the rename, so that a power failure leaves no partial file."""
+        """durable: call fsync before renaming, so that a power failure leaves no partial file."""
         self.path = Path(path)
         self._durable = durable
         self._entries: dict[str, bytes] = {}
@@ -83,7 +83,9 @@ class GGUFWriter:
                 packed = struct.pack("<I", number) + self._packed(value, number)
             else:
                 if len(value) > MAX_ARRAY_ITEMS:
-                    raise GGUFError(f"{len(value)} items, limit {MAX_ARRAY_ITEMS}", field=f"metadata {key!a}")
+                    raise GGUFError(
+                        f"{len(value)} items exceed the limit of {MAX_ARRAY_ITEMS}", field=f"metadata {key!a}"
+                    )
                 head_bytes = struct.pack("<IIQ", ARRAY, number, len(value))
                 packed = head_bytes + b"".join(self._packed(item, number) for item in value)
         except (struct.error, OverflowError, TypeError, AttributeError, UnicodeEncodeError) as error:
@@ -103,14 +105,14 @@ class GGUFWriter:
     # Tensors
 
     def add_tensor(self, name: str, shape: Sequence[int], format: Format, data: TensorBytes) -> None:
-        """Declare a tensor (numpy shape). Raises OperandError for incomplete blocks."""
+        """Declare a tensor; `shape` is in numpy order. Raises OperandError for incomplete blocks."""
         # `data` (bytes, chunks, or a function that returns chunks) is read in `write`.
         field = f"tensor {name!a}"
         if not 1 <= len(name.encode()) <= MAX_NAME_BYTES or "\0" in name or name in self._tensors:
             raise GGUFError("a name must be new, free of NUL and 1..64 bytes long", field=field)
         shape = tuple(int(n) for n in shape)
         if not 1 <= len(shape) <= MAX_SIDES or min(shape) < 1:
-            raise GGUFError(f"shape {shape} must have 1..{MAX_SIDES} sides of at least 1", field=field)
+            raise GGUFError(f"shape {shape} must have 1..{MAX_SIDES} dimensions of at least 1", field=field)
         size = math.prod(shape[:-1]) * row_bytes(format, shape[-1])
         if len(self._tensors) == MAX_TENSORS:
             raise GGUFError(f"more than {MAX_TENSORS} tensors", field=field)
@@ -135,7 +137,7 @@ class GGUFWriter:
         return header + bytes(_padding(len(header)))
 
     def write(self) -> None:
-        # Of this call alone: another thread may write the same file.
+        # The name is unique, because another thread may write the same file.
         temporary = self.path.with_name(f".{self.path.name[:200]}.{uuid.uuid4().hex}.part")
         try:
             with temporary.open("xb") as file:

@@ -1,6 +1,6 @@
 """Lazy reader of safetensors files with F32, F16 and BF16 tensors.
 
-The header's claims are validated against the file before tensors are accessed. Format:
+The header is validated against the file's size before tensors are accessed. Format:
 https://huggingface.co/docs/safetensors
 """
 
@@ -30,7 +30,7 @@ _FORMATS: dict[str, Format] = {"F32": F32, "F16": F16, "BF16": BF16}
 
 
 class SafetensorsFile:
-    """Tensors by name, as views of the mapping. Raises SafetensorsError naming the file, OSError."""
+    """Tensors by name, as views of the memory-mapped file. Raises OSError or SafetensorsError."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -57,8 +57,12 @@ class SafetensorsFile:
                 continue
             format, shape, (start, end) = self._entry(name, entry)
             values = math.prod(shape)
-            if end > body.size or end - start != values * format.block_bytes:
-                self._fail(f"{quoted(name)} has {values:,} numbers of {format} at bytes {start:,} to {end:,}")
+            needed = values * format.block_bytes
+            if end > body.size or end - start != needed:
+                self._fail(
+                    f"{quoted(name)} needs {needed:,} bytes for {values:,} {format} values, but its data is at bytes "
+                    f"{start:,} to {end:,} of {body.size:,}"
+                )
             self.tensors[name] = QTensor(name, format, shape, body[start:end])
 
     def _header(self, raw: bytes) -> dict[str, Any]:
@@ -83,7 +87,7 @@ class SafetensorsFile:
         if not isinstance(dtype, str) or dtype not in _FORMATS:
             self._fail(f"{quoted(name)} has dtype {quoted(dtype)}; supported: {', '.join(_FORMATS)}")
         if not _are_counts(shape) or not 1 <= len(shape) <= MAX_SIDES or 0 in shape:
-            self._fail(f"{quoted(name)} has no shape of 1 to {MAX_SIDES} sides")
+            self._fail(f"{quoted(name)} must have 1 to {MAX_SIDES} dimensions, none of them 0")
         if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
             self._fail(f"{quoted(name)} has invalid data offsets")
         return _FORMATS[dtype], tuple(shape), (offsets[0], offsets[1])
@@ -92,7 +96,7 @@ class SafetensorsFile:
         raise SafetensorsError(f"{self.path.name}: {message}")
 
     def close(self) -> None:
-        """Close the file; the mapping stays while views exist."""
+        """Close the file; it stays mapped while views exist."""
         self.tensors = {}
         with contextlib.suppress(BufferError):  # a view is still in use
             self._map.close()

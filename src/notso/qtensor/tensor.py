@@ -16,24 +16,24 @@ from notso.qtensor.reference import blocks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QTensor:
-    """Rows of blocks. Raises OperandError for inconsistent arguments."""
+    """A tensor with rows of blocks. Raises OperandError for inconsistent arguments."""
 
-    # `shape` is in numpy order, row length last (the reverse of GGUF). `data` is contiguous uint8 of `nbytes`; from a
-    # file, a read-only view of the mapping.
+    # `shape` is in numpy order, row length last (the reverse of GGUF). `data` is contiguous uint8 of size `nbytes`; for
+    # a tensor of a file, it is a read-only view of the memory-mapped file.
     name: str
     format: Format
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
-    slab_stride: ClassVar[int] = 0  # rows lie as in a file
+    slab_stride: ClassVar[int] = 0  # 0: rows are stored one after another, as in a file
 
     def __post_init__(self) -> None:
         if not self.shape or any(n < 1 for n in self.shape):
-            raise OperandError(f"tensor {self.name!r}: shape {self.shape} has no rows or an empty side")
+            raise OperandError(f"tensor {self.name!r}: shape {self.shape} has no dimension, or one of size 0")
         if self.data.dtype != np.uint8 or self.data.ndim != 1 or not self.data.flags.c_contiguous:
             raise OperandError(f"tensor {self.name!r}: data must be contiguous one-dimensional uint8")
         if self.data.size != self.rows * row_bytes(self.format, self.cols):
             raise OperandError(
-                f"tensor {self.name!r}: {self.data.size} bytes given, "
+                f"tensor {self.name!r}: {self.data.size} bytes given, but "
                 f"shape {self.shape} in {self.format.name} takes {self.rows * self.row_bytes}"
             )
 
@@ -55,10 +55,10 @@ class QTensor:
         return self.data.size
 
     def row_data(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint8]:
-        """Rows as (rows, row_bytes) uint8, uncopied. Raises OperandError."""
+        """Return a view of rows as (rows, row_bytes) uint8. Raises OperandError."""
         stop = self.rows if stop is None else stop
         if not 0 <= start <= stop <= self.rows:
-            raise OperandError(f"tensor {self.name!r}: rows {start}..{stop} of {self.rows}")
+            raise OperandError(f"tensor {self.name!r}: rows {start}..{stop} are outside 0..{self.rows}")
         return self.data[start * self.row_bytes : stop * self.row_bytes].reshape(stop - start, self.row_bytes)
 
     def dequantise(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
@@ -66,7 +66,7 @@ class QTensor:
         return blocks.dequantise(self.format, self.row_data(start, stop))
 
     def as_float32(self) -> npt.NDArray[np.float32]:
-        """Return an F32 tensor's array, uncopied if aligned. Raises OperandError."""
+        """Return an F32 tensor's array, without copying if aligned. Raises OperandError."""
         if self.format != F32:
             raise OperandError(f"tensor {self.name!r} must be F32, not {self.format.name}")
         values = self.data.view(np.dtype("<f4"))
@@ -80,10 +80,10 @@ class QTensor:
         name: str = "",
         importance: npt.NDArray[np.float32] | None = None,
     ) -> QTensor:
-        """Quantize float32 `values`; raises OperandError as `blocks.quantise`."""
+        """Quantize float32 `values`. Raises OperandError as `blocks.quantise`."""
         array = np.asarray(values, np.float32)
         if array.ndim < 1 or array.size == 0:
-            raise OperandError(f"tensor {name!r}: shape {array.shape} has no rows or an empty side")
+            raise OperandError(f"tensor {name!r}: shape {array.shape} has no dimension, or one of size 0")
         try:
             packed = blocks.quantise(format, array.reshape(-1, array.shape[-1]), importance)
         except OperandError as error:

@@ -1,5 +1,5 @@
-"""Everything that depends on the operating system: Linux and macOS behind the same functions.
+"""Everything that depends on the operating system, Linux or macOS, behind common functions.
 
-The only package that reads /proc and /sys, asks which system runs, or uses names that one of the systems lacks. It uses
-the standard library only, and child processes that start without the rest of notso import it.
+No other package reads /proc or /sys, checks the operating system, or uses APIs that one of the systems lacks. This
+package imports only the standard library, because child processes import it without the rest of notso.
 """

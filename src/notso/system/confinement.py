@@ -1,10 +1,10 @@
-"""Child processes that may do no more than their work needs: the only module that confines them.
+"""Confinement of child processes to what their work needs. No other module confines processes.
 
-Each child states the rights it keeps. Resource limits bound its time and memory everywhere; on Linux it also gets no
-new privileges, is the first to end when memory runs out, and is confined by Landlock and seccomp where the kernel has
-them.
+Each child gives up all rights except those it names. Resource limits bound its time and memory on every system. On
+Linux, it also cannot gain privileges, is the first process that is killed when memory runs out, and is confined by
+Landlock and seccomp if the kernel supports them.
 
-Uses the standard library only: children that start without the rest of notso import it.
+This module imports only the standard library, because children import it without the rest of notso.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class Limits:
 
 
 class ConfinedWorkError(Exception):
-    """The child exceeded a limit, failed, or could not be started. The message is a sentence without its subject."""
+    """The child exceeded a limit, failed, or could not be started."""
 
 
 # In the child
 
 
 def confine(rights: Rights, limits: Limits | None = None) -> None:
-    """Give up all other rights for good. Raises OSError if the kernel has the means but rejects them."""
+    """Give up all other rights permanently. Raises OSError if the kernel rejects a supported means."""
     _end_first_out_of_memory()
     if rights is Rights.COMPUTE and limits is None:
-        raise ValueError("a child that computes has limits")
+        raise ValueError("Rights.COMPUTE requires limits")
     ruleset = _landlock_ruleset(rights)  # before descriptors are limited
     if limits is not None:
         _limit(limits)
@@ -69,7 +69,7 @@ def confine(rights: Rights, limits: Limits | None = None) -> None:
 
 
 def serve_one(work: Callable[[bytes], bytes], limits: Limits) -> None:
-    """Answer the request on stdin, without any right. The child calls this after its imports."""
+    """Confine this process and answer the request on stdin. Call it in the child, after all imports."""
     request = sys.stdin.buffer
     confine(Rights.COMPUTE, limits)
     answer = work(request.read())
@@ -90,7 +90,7 @@ def _limit(limits: Limits) -> None:
         resource.RLIMIT_FSIZE: (0, 0),
         resource.RLIMIT_CORE: (0, 0),
     }
-    if sys.platform == "darwin":  # which does not enforce it, and rejects less than what libraries have mapped
+    if sys.platform == "darwin":  # macOS does not enforce this limit, and rejects less than libraries have mapped
         del bounds[resource.RLIMIT_AS]
     for which, bound in bounds.items():
         resource.setrlimit(which, bound)
@@ -107,11 +107,9 @@ def _end_first_out_of_memory() -> None:
 
 
 class Child:
-    """A process that reads one request and writes one answer, without any right. Raises ConfinedWorkError.
+    """A confined process that reads one request and writes one answer. Raises ConfinedWorkError."""
 
-    `arguments` are those of Python; the program calls `confine` or `serve_one` with the same limits.
-    """
-
+    # `arguments` are those of the Python interpreter; the program calls `confine` or `serve_one` with the same limits.
     def __init__(self, arguments: Sequence[str], request: bytes, limits: Limits) -> None:
         self._limits = limits
         self._deadline = time.monotonic() + limits.wall_s
@@ -119,14 +117,14 @@ class Child:
         try:
             given = read_only_file(request)
             try:
-                # -I: neither environment nor working directory may inject code.
+                # With -I, neither the environment nor the working directory can inject code.
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-X", "utf8", *arguments],
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=environment(Rights.COMPUTE),
-                    start_new_session=True,  # no signals from the terminal's keyboard
+                    start_new_session=True,  # do not receive the terminal's signals, such as Ctrl-C
                 )
             finally:
                 os.close(given)
@@ -135,7 +133,7 @@ class Child:
         self._output = cast(IO[bytes], self._process.stdout)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the answer as it arrives, and end the child. Raises ConfinedWorkError."""
+        """Yield the answer as it arrives, then end the child. Raises ConfinedWorkError."""
         output = self._output
         left = self._limits.answer_bytes
         try:
@@ -170,26 +168,26 @@ class Child:
         return b"".join(self.pieces())
 
     def grant(self, seconds: int) -> None:
-        """Permit more time, in all at most `more_cpu_s` of CPU time. Without effect on macOS."""
+        """Extend the limits by CPU seconds, up to `more_cpu_s` in total. No effect on macOS."""
         seconds = min(seconds, self._limits.more_cpu_s - self._granted)
         if seconds > 0 and sys.platform == "linux":
             import resource
 
             self._granted += seconds
             self._deadline += seconds
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the child has already ended
                 soft, hard = resource.prlimit(self._process.pid, resource.RLIMIT_CPU)
                 resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (min(soft + seconds, hard), hard))
 
     def kill(self) -> None:
-        """End it at once; `pieces` then raises."""
+        """Kill the child; `pieces` then raises."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
 
 def environment(rights: Rights, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of this process (or `given`) that a child with these rights may know."""
+    """Return the environment variables (of this process, or `given`) for a child with these rights."""
     given = os.environ if given is None else given
     if rights is Rights.COMPUTE:
         return {name: given[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in given}
@@ -207,7 +205,7 @@ _SECRET_NAME = re.compile(
 
 
 def read_only_file(data: bytes) -> int:
-    """Return a descriptor of data in memory that can be read but not changed. Raises OSError."""
+    """Return a read-only descriptor of an anonymous file with `data`. Raises OSError."""
     if sys.platform == "linux":
         written = os.memfd_create("notso")
         try:
@@ -225,29 +223,29 @@ def read_only_file(data: bytes) -> int:
 
 
 def lacking() -> list[str]:
-    """Return which means of confinement this system lacks: `Landlock`, `seccomp`."""
+    """Return the means of confinement that this system lacks: `Landlock`, `seccomp`."""
     return [
         name for name, present in (("Landlock", _landlock_version() > 0), ("seccomp", _has_seccomp())) if not present
     ]
 
 
 def unenforced_limits() -> list[str]:
-    """Return what this system does not limit, for the operator: phrases."""
+    """Return phrases for the operator about what this system does not limit."""
     found = []
     if missing := lacking():
-        found.append(f"which system calls and files child processes use (no {', no '.join(missing)})")
+        found.append(f"the system calls and files that child processes use (no {', no '.join(missing)})")
     if sys.platform == "darwin":
         found.append("the memory of templates, parsers and plugins (RLIMIT_AS)")
-        found.append("who of the same user reads the server's environment")
+        found.append("access to the server's environment by other programs of the same user")
     return found
 
 
-# Linux: the kernel's interfaces
+# Linux kernel interfaces
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
 _SECCOMP_MODE_FILTER, _SECCOMP_GET_ACTION_AVAIL = 2, 2
 _LANDLOCK_CREATE_RULESET_VERSION = 1
-# include/uapi/linux/landlock.h: rights on files by version, of TCP, and scopes.
+# include/uapi/linux/landlock.h: file rights by version, TCP rights, and scopes.
 _LANDLOCK_FILES = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
 _LANDLOCK_TCP, _LANDLOCK_TCP_SINCE = 0x3, 4
 _LANDLOCK_ABSTRACT_SOCKETS, _LANDLOCK_SIGNALS, _LANDLOCK_SCOPES_SINCE = 0x1, 0x2, 6
@@ -255,14 +253,14 @@ _LANDLOCK_ABSTRACT_SOCKETS, _LANDLOCK_SIGNALS, _LANDLOCK_SCOPES_SINCE = 0x1, 0x2
 _MACHINES = {"x86_64": 0, "aarch64": 1}
 _AUDIT_ARCHES = (0xC000003E, 0xC00000B7)  # include/uapi/linux/audit.h
 
-# Numbers on x86-64 and AArch64; None: the machine has no such call.
+# System call numbers on x86-64 and AArch64; None: the machine has no such call.
 _SYSTEM_CALLS: Mapping[str, tuple[int, int]] = {
     "seccomp": (317, 277),
     "landlock_create_ruleset": (444, 444),
     "landlock_restrict_self": (446, 446),
 }
 
-# What computing, allocating and ending need. Descriptors are those that were open before.
+# Calls needed to compute, allocate memory and exit. No call opens new descriptors.
 _COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
     "readv": (19, 65),
@@ -304,7 +302,7 @@ _COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
     "set_robust_list": (273, 99),
 }
 
-# What nothing in this program needs and what would reach other processes, keys, the kernel or devices.
+# Calls that no child needs and that could reach other processes, keys, the kernel or devices.
 _FORBIDDEN: Mapping[str, tuple[int | None, int | None]] = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -370,7 +368,7 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_IF_EQUAL, 1, 0, _AUDIT_ARCHES[place]),
-        (_RETURN, 0, 0, _KILL),  # another machine's calls have other numbers
+        (_RETURN, 0, 0, _KILL),  # calls of another architecture have other numbers
         (_LOAD, 0, 0, _NUMBER_AT),
     ]
     if place == 0:
@@ -383,7 +381,7 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
     for name, numbers in _COMPUTING.items():
         if (number := numbers[place]) is None:
             continue
-        if name in _WITH_PROTECTION:  # memory that can be executed is what an exploit would ask for
+        if name in _WITH_PROTECTION:  # exploits need executable memory
             program += [
                 (_IF_EQUAL, 0, 4, number),
                 (_LOAD, 0, 0, _PROTECTION_AT),

@@ -1,4 +1,4 @@
-"""Locks, durable writes, read-ahead, anonymous files and the user's cache folder."""
+"""File locks, durable writes, read-ahead, anonymous files and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from pathlib import Path
 if sys.platform == "darwin":
     _F_RDADVISE = 44  # sys/fcntl.h
 
-LONGEST_READ_AHEAD = (1 << 31) - 1  # macOS counts it in an int
+LONGEST_READ_AHEAD = (1 << 31) - 1  # macOS stores the size in an int
 
 
 def lock(descriptor: int) -> None:
-    """Lock a file for this descriptor alone, until it is closed or the process ends.
-
-    Raises BlockingIOError if another descriptor holds the lock, OSError if the file system has no locks.
-    """
+    """Lock a file exclusively, until the descriptor is closed. Raises BlockingIOError if it is locked, or OSError."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def sync(descriptor: int) -> None:
-    """Write a file's data to the disk, so that it survives a power failure. Raises OSError."""
+    """Write a file's data to the disk, so that they survive a power failure. Raises OSError."""
     if sys.platform == "darwin":
-        # fsync stops at the disk's cache. File systems that have no more, such as network ones, reject the request.
+        # On macOS, fsync does not flush the disk's cache, and F_FULLFSYNC does. Some file systems, such as network file
+        # systems, do not support it.
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
@@ -34,7 +32,7 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a folder's entries to the disk, so that new and renamed files survive a power failure. Raises OSError."""
+    """Write a folder's entries to the disk, so that renames survive a power failure. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync(descriptor)
@@ -43,8 +41,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_ahead(descriptor: int) -> None:
-    """Let the system read a whole file into its cache. Raises OSError."""
-    # The kernel reads in requests of its own size, many in parallel, which is several times faster than serial reads.
+    """Ask the system to read a whole file into its cache. Raises OSError."""
+    # The kernel issues many requests in parallel, which is several times faster than sequential reads.
     if sys.platform == "darwin":
         size = min(os.fstat(descriptor).st_size, LONGEST_READ_AHEAD)
         fcntl.fcntl(descriptor, _F_RDADVISE, struct.pack("=qi4x", 0, size))  # struct radvisory
@@ -53,7 +51,7 @@ def read_ahead(descriptor: int) -> None:
 
 
 def anonymous_file() -> int:
-    """Return the descriptor of an empty file without a name, in memory if possible. Raises OSError."""
+    """Return a descriptor of an empty anonymous file, in memory if possible. Raises OSError."""
     if sys.platform == "darwin":
         import tempfile
 
@@ -63,7 +61,7 @@ def anonymous_file() -> int:
 
 
 def cache_folder(home: Path) -> Path:
-    """Return where other programs of that user keep what they can make again."""
+    """Return the user's cache folder."""
     if sys.platform == "darwin":
         return home / "Library" / "Caches"
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")

@@ -1,4 +1,4 @@
-"""The functions of macOS's libSystem that the standard library does not offer, by their public headers."""
+"""Functions of macOS's libSystem that the standard library does not offer, declared as in its public headers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def library() -> ctypes.CDLL:
 
 
 def control(name: str, size: int = 8) -> bytes:
-    """Return the value that `sysctlbyname` has for a name, empty if there is none."""
+    """Return the value of a `sysctlbyname` name, empty if there is none."""
     value, length = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
     if library().sysctlbyname(name.encode(), value, ctypes.byref(length), None, 0) != 0:
         return b""
@@ -70,17 +70,18 @@ def control(name: str, size: int = 8) -> bytes:
 
 
 def number(name: str) -> int:
-    """Return an integer of `sysctlbyname` (of 4 or 8 bytes), 0 if there is none."""
+    """Return an integer value of `sysctlbyname`, 0 if there is none."""
     return int.from_bytes(control(name), "little")
 
 
 def text(name: str) -> str:
-    """Return a string of `sysctlbyname`, empty if there is none."""
+    """Return a string value of `sysctlbyname`, empty if there is none."""
     return control(name, 256).split(b"\0")[0].decode("utf-8", "replace")
 
 
 def page_bytes() -> int:
-    """Return the kernel's page size, in which `vm_statistics` counts: under Rosetta a process has smaller pages."""
+    """Return the size of the pages that `vm_statistics` counts."""
+    # Under Rosetta, a process has smaller pages than the kernel.
     return ctypes.c_size_t.in_dll(library(), "vm_kernel_page_size").value
 
 
@@ -94,14 +95,14 @@ def vm_statistics() -> VMStatistics | None:
 
 
 def resource_usage() -> ResourceUsage:
-    """Return this process's memory, zeros if it cannot be read."""
+    """Return this process's memory, or zeros if it cannot be read."""
     found = ResourceUsage()
     library().proc_pid_rusage(os.getpid(), _RUSAGE_INFO_V0, ctypes.byref(found))
     return found
 
 
 def process_state(process: int) -> ProcessState | None:
-    """Return the state of a process, or None if there is none."""
+    """Return the state of a process, or None if it does not exist."""
     found = ProcessState()
     size = ctypes.sizeof(found)
     got = library().proc_pidinfo(process, _PROC_PIDT_SHORTBSDINFO, ctypes.c_uint64(0), ctypes.byref(found), size)

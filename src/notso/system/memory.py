@@ -1,9 +1,9 @@
 """Memory available to this process, measured before anything is allocated.
 
-The tightest of three limits applies: the kernel's available memory, the control group (Linux) and the process limits.
-Sizes in bytes.
+The smallest of three limits applies: the kernel's available memory, the control group (Linux) and the process limits.
+Sizes are in bytes.
 
-Linux provides pages of 2 MiB on request. macOS has none; its ordinary ones have 16 KiB.
+Linux provides huge pages of 2 MiB on request. macOS has no huge pages; its ordinary pages have 16 KiB.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HUGE_PAGE_SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def huge_page_policy() -> str:
-    """Return "always", "madvise" or "never", or an empty string if the system has no such pages."""
+    """Return "always", "madvise" or "never", or "" if the system has no huge pages."""
     if sys.platform == "darwin":
         return ""
     try:
@@ -38,14 +38,14 @@ def have_huge_pages() -> bool:
 
 
 def use_huge_pages(memory: mmap.mmap) -> None:
-    """Back memory with huge pages as it is written. Raise OSError if the system has none."""
+    """Back memory with huge pages when it is written. Raises OSError if the system has none."""
     if sys.platform == "darwin":
         raise OSError("macOS has no huge pages")
     memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def huge_page_bytes() -> int:
-    """Return the anonymous memory of this process on huge pages (0 if unknown)."""
+    """Return this process's anonymous memory on huge pages (0 if unknown)."""
     if sys.platform == "darwin":
         return 0
     try:
@@ -59,7 +59,7 @@ MIB = 1 << 20
 HEAPS = 4
 _M_ARENA_MAX = -8  # glibc's malloc.h
 _UNLIMITED = 1 << 60  # cgroup v1 writes a huge number for "no limit"
-_CRITICAL = 4  # of macOS's memory pressure: sys/event.h
+_CRITICAL = 4  # critical level of macOS's memory pressure (sys/event.h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Memory of this process; `held_bytes` excludes mapped files, which can be reread, and includes swap."""
+    """Memory of this process; `held_bytes` excludes mapped files and includes swap."""
 
     resident_bytes: int
     held_bytes: int
@@ -92,9 +92,9 @@ def memory_limits(
     proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup"), mapped_bytes: int = 0
 ) -> list[MemoryLimit]:
     """Return all limits that can be read; never empty."""
-    # mapped_bytes is already part of the address space.
+    # mapped_bytes: size of mapped files, which the limit of the address space already counts.
     if sys.platform == "darwin":
-        return [_memory_of_macos(), *_process_limits({}, 0)]  # it does not say how much address space is in use
+        return [_memory_of_macos(), *_process_limits({}, 0)]  # macOS does not report how much address space is in use
     limits = [_system_memory(proc)]
     limits += _cgroup_limits(proc, cgroup_root)
     limits += _process_limits(_mapped(proc), mapped_bytes)
@@ -117,8 +117,8 @@ def _memory_of_macos() -> MemoryLimit:
     pages = libsystem.vm_statistics()
     if pages is None:
         return MemoryLimit("the machine", physical_memory())
-    # Free pages include speculative ones, which hold read-ahead. Under critical pressure inactive ones are compressed
-    # already.
+    # Free pages include speculative pages, which hold read-ahead data. Under critical pressure, inactive pages are
+    # already compressed.
     is_critical = libsystem.number("kern.memorystatus_vm_pressure_level") >= _CRITICAL
     available = pages.free_count + (0 if is_critical else pages.inactive_count)
     return MemoryLimit("the system", available * libsystem.page_bytes())
@@ -154,7 +154,7 @@ def _cgroup_limits(proc: Path, root: Path) -> list[MemoryLimit]:
 
 
 def _page_cache(folder: Path) -> int:
-    # The kernel drops file pages, such as the model's, under memory pressure.
+    # Under memory pressure, the kernel drops file pages, such as those of the model.
     fields = _number_lines(folder / "memory.stat")
     prefix = "total_" if "total_inactive_file" in fields else ""
     return fields.get(f"{prefix}inactive_file", 0) + fields.get(f"{prefix}active_file", 0)
@@ -177,8 +177,8 @@ def _process_limits(mapped: dict[str, int], mapped_bytes: int) -> list[MemoryLim
 
 
 def keep_few_heaps() -> None:
-    """Limit glibc's malloc arenas. Call before starting threads."""
-    # By default glibc creates eight per core, each of which keeps its peak size.
+    """Limit the number of glibc's malloc arenas. Call before starting threads."""
+    # By default, glibc creates up to eight arenas per core, each of which keeps its peak size.
     options = getattr(ctypes.CDLL(None), "mallopt", None)
     if options is not None:
         options(_M_ARENA_MAX, HEAPS)

@@ -1,4 +1,4 @@
-"""Limits and priorities of processes, what ends them, and limits of their connections."""
+"""Limits, priorities and termination of processes, and limits of connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if sys.platform == "darwin":
 
 
 def descriptor_limit(wanted: int) -> int | None:
-    """Return the limit of open descriptors, raised to `wanted` as far as allowed; None: unlimited."""
+    """Raise the limit of open descriptors to `wanted`, if allowed, and return it (None: unlimited)."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -26,15 +26,17 @@ def descriptor_limit(wanted: int) -> int | None:
         if sys.platform == "darwin":
             from notso.system import libsystem
 
-            soft = min(soft, libsystem.number("kern.maxfilesperproc") or soft)  # more is rejected, whatever `hard` says
+            soft = min(
+                soft, libsystem.number("kern.maxfilesperproc") or soft
+            )  # macOS rejects more, even if `hard` is higher
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def limit_unsent(connection: socket.socket, unsent_bytes: int, seconds: int) -> None:
-    """Hold at most so much unsent data, and reset the connection once data is unacknowledged for so long."""
-    # By default the kernel buffers megabytes before unread data is noticed, and tries for a quarter of an hour to
-    # deliver data to a client that is gone.
+    """Limit unsent data, and reset the connection after `seconds` without an acknowledgment."""
+    # By default, the kernel buffers megabytes before a slow reader is noticed, and for a quarter of an hour retries to
+    # deliver data to a client that has disappeared.
     import socket
 
     if sys.platform == "darwin":
@@ -54,21 +56,22 @@ def lower_thread_priority() -> None:
         if error:
             raise OSError(error, os.strerror(error))
     else:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # on Linux threads have their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # on Linux, each thread has its own priority
 
 
 def keep_memory_private() -> None:
     """Make the process non-dumpable (Linux)."""
-    # Only root can then read its memory and environment, which hold keys: neither children (MCP servers, plugins) by
-    # /proc/PPID/environ nor debuggers. Also disables core dumps. Executed programs are not affected.
+    # Then only root can read its memory and environment, which contain keys: children (MCP servers, plugins) cannot
+    # read /proc/PPID/environ, and debuggers cannot attach. This also disables core dumps. It does not apply to programs
+    # that the process executes.
     _process_control(4, 0)  # PR_SET_DUMPABLE
 
 
 def end_with_parent() -> None:
-    """Let the system kill this process when its parent ends (Linux)."""
+    """Have the system kill this process when its parent ends (Linux)."""
     parent = os.getppid()
     _process_control(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The system, its display, and the processors that this process may use."""
+"""The system's name and display, and the processors that this process may use."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ def system_name() -> str:
 
 
 def has_display() -> bool:
-    """Return whether a browser would open in front of the user."""
+    """Return whether a browser can be opened in front of the user."""
     if sys.platform == "darwin":
         return "SSH_CONNECTION" not in os.environ
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def usable_processors() -> int:
-    """Return the number of processors within the affinity, or of all on macOS, which has none."""
+    """Return the number of processors within the CPU affinity; on macOS, all of them."""
     if sys.platform == "darwin":
         return os.cpu_count() or 1
     return len(os.sched_getaffinity(0))
 
 
 def usable_cores() -> int:
-    """Return the physical cores within the affinity, at most the container's CPU quota; on macOS the performance cores.
-
-    A step is as slow as its slowest thread, which an efficiency core would be.
-    """
+    """Return the number of physical cores within the CPU affinity and the container's CPU quota."""
+    # On macOS, only performance cores count, because a step is as slow as its slowest thread.
     if sys.platform == "darwin":
         return libsystem.number("hw.perflevel0.physicalcpu") or libsystem.number("hw.physicalcpu") or 1
     cores = {_core_of(cpu) for cpu in os.sched_getaffinity(0)}
@@ -56,7 +54,7 @@ def name() -> str:
 
 
 def times() -> list[int]:
-    """Return the ticks spent by all processors: user, nice, system, idle, iowait, irq, softirq, steal (Linux)."""
+    """Return the ticks of all processors: user, nice, system, idle, iowait, irq, softirq, steal (Linux)."""
     if sys.platform == "darwin":
         return []
     try:
@@ -66,7 +64,7 @@ def times() -> list[int]:
 
 
 def _core_of(cpu: int) -> tuple[str, str] | int:
-    # Package and core number, which hyper-threads share.
+    # Returns package and core number, which hyper-threads share.
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         return (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()
@@ -75,7 +73,7 @@ def _core_of(cpu: int) -> tuple[str, str] | int:
 
 
 def _cpu_quota() -> float | None:
-    # The CPUs granted by a cgroup (version 2, then 1).
+    # Returns the number of CPUs granted by the control group (version 2, then 1).
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
         return None if quota == "max" else int(quota) / int(period)

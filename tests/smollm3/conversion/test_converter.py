@@ -116,7 +116,7 @@ def test_yarn_and_newer_names(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"no_rope_layers": [1, 1]}, None),
-        ({"no_rope_layers": [1, 0]}, "no_rope_layers must be every 4th layer"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers must select every 4th layer"),
         ({"no_rope_layer_interval": 3}, "no_rope_layer_interval must be 4"),
         ({"layer_types": ["sliding_attention"]}, "layer_types"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope scaling of type 'llama3'"),
@@ -128,7 +128,7 @@ def test_yarn_and_newer_names(tmp_path: Path) -> None:
         ({"num_hidden_layers": 1, "no_rope_layers": None}, "does not use: 'model.layers.1"),
         ({"tie_word_embeddings": False}, "has no tensor lm_head.weight"),
         ({"vocab_size": 2_000_000_000}, "vocab_size exceeds the maximum of 1,000,000"),
-        ({"vocab_size": 300}, "400 tokens, the embedding 300 rows"),
+        ({"vocab_size": 300}, "400 tokens, but the embedding has 300 rows"),
         ({"num_attention_heads": 3}, "the configuration implies"),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_folder_that_lacks_a_file(tmp_path: Path, gone: str) -> None:
             "its model is None, not BPE",
         ),
         ("chat_template.jinja", b"\xff", "chat_template.jinja is not UTF-8 text"),
-        ("chat_template.jinja", b"x" * (2 << 20), "chat_template.jinja: it has more than 1 MiB"),
+        ("chat_template.jinja", b"x" * (2 << 20), "chat_template.jinja: it is larger than 1 MiB"),
     ],
 )
 def test_texts_beside_the_weights_that_are_none(tmp_path: Path, name: str, content: bytes, words: str) -> None:
@@ -178,7 +178,7 @@ def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="outside its folder"):
         convert(folder, tmp_path / "made.gguf", "F16")
     index.write_text("[]")
-    with pytest.raises(ModelFileError, match="names no files"):
+    with pytest.raises(ModelFileError, match="lists no files"):
         convert(folder, tmp_path / "made.gguf", "F16")
 
 

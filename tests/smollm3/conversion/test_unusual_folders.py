@@ -158,8 +158,8 @@ NOT_TAKEN: dict[str, tuple[Json | Callable[[Json], Json], str]] = {
     "another kind": (model(type="Unigram"), "its model is 'Unigram', not BPE"),
     "a field of tomorrow": (model(rank=1), "its model: 'rank' is not supported"),
     "an expression of nobody": ({"pre_tokenizer": cut_by(split(r"(\w+)+$"), BYTES)}, "splits by .* not a supported"),
-    "no bytes": ({"pre_tokenizer": {"type": "Whitespace"}}, "'Whitespace' does not end in bytes"),
-    "no cut": ({"pre_tokenizer": None}, "None does not end in bytes"),
+    "no bytes": ({"pre_tokenizer": {"type": "Whitespace"}}, "'Whitespace' does not end with ByteLevel"),
+    "no cut": ({"pre_tokenizer": None}, "None does not end with ByteLevel"),
     "a normalizer that strips": ({"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}, "'Strip'"),
     "a normalizer that replaces": (
         {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}}, "'Replace' is not supported"),
@@ -171,7 +171,7 @@ NOT_TAKEN: dict[str, tuple[Json | Callable[[Json], Json], str]] = {
             "type": "TemplateProcessing", "pair": [],
             "special_tokens": {"<think>": {"id": "<think>", "ids": [8], "tokens": ["<think>"]}},
             "single": [{"SpecialToken": {"id": "<think>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        }}, "adds tokens around a text"),
+        }}, "which adds tokens, is not supported"),
     "another decoder": (
         {"decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}}, "'Metaspace' is not Byte"),
     "a part of tomorrow": ({"chunker": {"type": "New"}}, "'chunker' is not supported"),

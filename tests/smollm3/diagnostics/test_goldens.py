@@ -149,8 +149,8 @@ def test_equal_values_fail_the_check(tmp_path: Path) -> None:
     [
         ("[]", "an object|JSON object"),
         ("{", "not JSON"),
-        ("{}", "must have the shape of their model"),
-        (json.dumps({"shape": SHAPE}), "no case has anything to compare"),
+        ("{}", "must give the shape of their model"),
+        (json.dumps({"shape": SHAPE}), "no case has means, logits or a continuation to compare"),
         (json.dumps({"shape": SHAPE, "cases": 3}), "must be a list"),
         (json.dumps({"shape": SHAPE, "cases": [{"ids": [1], "text": "a"}]}), "either ids or text"),
         (json.dumps({"shape": SHAPE, "cases": [{"ids": [99999]}]}), "ids of this vocabulary"),

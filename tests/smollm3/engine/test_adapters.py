@@ -185,8 +185,8 @@ def damaged(pairs: Pairs) -> Pairs:
         (lambda path, pairs: write_gguf(path, damaged(pairs)), "contains NaN or infinity"),
         (lambda path, pairs: write_gguf(path, {}), "it has no tensors"),
         (lambda path, pairs: write_gguf(path, {(0, "attn_norm"): pairs[0, "q_proj"]}), "attn_norm"),
-        (lambda path, pairs: write_gguf(path, {(9, "q_proj"): pairs[0, "q_proj"]}), "layer 9; this model has 4"),
-        (lambda path, pairs: write_gguf(path, {(0, "q_proj"): pairs[0, "k_proj"]}), "layer 0, q_proj: B is"),
+        (lambda path, pairs: write_gguf(path, {(9, "q_proj"): pairs[0, "q_proj"]}), "layer 9, but this model has 4"),
+        (lambda path, pairs: write_gguf(path, {(0, "q_proj"): pairs[0, "k_proj"]}), "layer 0, q_proj: B has shape"),
         (lambda path, pairs: path.write_bytes(b"GGUF" + bytes(7)) and path, "version"),
     ],
 )
@@ -205,11 +205,11 @@ def test_files_that_cannot_be_used_are_refused_by_name(engine: Engine, tmp_path:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"alpha_pattern": {"q_proj": "3"}}, "alpha_pattern must have numbers as values"),
         ({"lora_alpha": "much"}, "lora_alpha"),
-        ({"r": 0}, "r at least 1"),
+        ({"r": 0}, "r: a rank must be an integer of at least 1"),
         ({"r": 10**400}, "r must be numbers"),
         ({"lora_alpha": 10**400}, "lora_alpha and r must be"),
         ({"peft_type": "IA3"}, "LORA"),
-        ({"rank_pattern": {"q_proj": 2}}, r"is of rank 8, adapter_config.json \(r, rank_pattern\) says 2"),
+        ({"rank_pattern": {"q_proj": 2}}, r"has rank 8, but adapter_config.json \(r, rank_pattern\) specifies 2"),
     ],
 )
 def test_settings_that_change_the_answer_are_refused_by_name(

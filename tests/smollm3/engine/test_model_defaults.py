@@ -103,7 +103,7 @@ def test_a_template_of_ones_own_is_used(model: Callable[..., Path], tmp_path: Pa
         (b"nothing of a question", "own.jinja: "),
         (b"\xff", "own.jinja is not UTF-8 text"),
         (None, "own.jinja cannot be read: No such file"),
-        (b"a" * 300_000, "own.jinja cannot be read: it has more than"),
+        (b"a" * 300_000, "own.jinja cannot be read: it is larger than"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_named(

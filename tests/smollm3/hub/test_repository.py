@@ -113,7 +113,7 @@ def test_what_could_do_harm_or_cannot_be_checked_is_no_choice(fake_hub: FakeHub,
         (b"[]", "an invalid list"),
         (b"[" * 100_000, "an invalid list"),
         (listing(sha="main"), "returned no commit"),
-        (b" " * ((16 << 20) + 1), "too long a list of somebody/My-GGUF"),
+        (b" " * ((16 << 20) + 1), "a list of somebody/My-GGUF that is too long"),
     ],
 )
 def test_a_hub_that_says_something_else(fake_hub: FakeHub, given: bytes, words: str) -> None:

@@ -293,7 +293,7 @@ def test_a_template_gets_the_tokens_that_the_file_names(small_metadata: dict[str
     entries = small_metadata | {"tokenizer.chat_template": source, "tokenizer.ggml.bos_token_id": bos}
     of_file = ChatTemplate.from_gguf(entries, tokenizer)
     assert of_file is not None and of_file.render([Message("user", "a")]) == "<|begin_of_text|>a<|im_end|>"
-    with pytest.raises(ModelFileError, match=r"tokenizer.ggml.bos_token_id is 100000, must be 0..1199"):
+    with pytest.raises(ModelFileError, match=r"tokenizer.ggml.bos_token_id must be 0..1199, not 100000"):
         ChatTemplate.from_gguf(entries | {"tokenizer.ggml.bos_token_id": 100_000}, tokenizer)
     with pytest.raises(TemplateError, match="'pad_token' is undefined"):
         ChatTemplate(source + "{{ pad_token }}", tokenizer.specials)

@@ -204,15 +204,15 @@ def _edit(key: str, edit: Callable[[list[Any]], Any]) -> Change:
         (_edit("merges", lambda merges: merges.append(3)), "merges must be a list of str"),
         (_edit("merges", lambda merges: merges.append("nospace")), "merges does not match"),
         (_edit("merges", lambda merges: merges.append("zzzz qqqq")), "merges does not match"),
-        (_edit("tokens", list.pop), "token_type has 1200 entries, tokens has 1199"),
+        (_edit("tokens", list.pop), "token_type has 1200 entries, but there are 1199 tokens"),
         (_edit("tokens", lambda tokens: tokens.__setitem__(900, tokens[901])), "occurs more than once"),
-        (_edit("tokens", lambda tokens: tokens.__setitem__(900, "a b")), "'a b' .id 900. is not in byte-level"),
+        (_edit("tokens", lambda tokens: tokens.__setitem__(900, "a b")), "'a b' .id 900. is not byte-level encoded"),
         (_edit("tokens", lambda tokens: tokens.__setitem__(0, "")), "special token 0 has no text"),
         (_edit("token_type", lambda kinds: kinds.__setitem__(12, 4)), "no token for byte 0x21"),
         (_edit("token_type", lambda kinds: kinds.__setitem__(900, 6)), "token 900 has unsupported type 6"),
-        (_set("eos_token_id", 1200), "eos_token_id is 1200, must be 0..1199"),
-        (_set("eos_token_id", True), "eos_token_id is True"),
-        (_set("eot_token_id", -1), "eot_token_id is -1"),
+        (_set("eos_token_id", 1200), "eos_token_id must be 0..1199, not 1200"),
+        (_set("eos_token_id", True), "eos_token_id must be 0..1199, not True"),
+        (_set("eot_token_id", -1), "eot_token_id must be 0..1199, not -1"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_by_name(small_metadata: dict[str, Any], change: Change, said: str) -> None:
@@ -286,7 +286,7 @@ def test_no_second_thread_pool_appears() -> None:
 
 
 def test_vocabulary_length_is_checked_before_anything_else() -> None:
-    with pytest.raises(ModelFileError, match="token_type has 1 entries, tokens has 2"):
+    with pytest.raises(ModelFileError, match="token_type has 1 entries, but there are 2 tokens"):
         Vocabulary(["a", "b"], [1])
 
 

@@ -47,7 +47,7 @@ def _without(data: dict[str, Any], name: str) -> dict[str, Any]:
         (lambda d: "{", "tokenizer.json next to the model does not match it"),
         (lambda d: "[]", "not a byte-level BPE tokenizer.json"),
         (lambda d: "[" * 100_000, "does not match"),
-        (lambda d: _without(d, "model"), "it has no model"),
+        (lambda d: _without(d, "model"), "there is no model"),
         (lambda d: _without(d, "added_tokens"), "added_tokens must be a list"),
         (lambda d: {**d, "normalizer": {"type": "Strip"}}, "its normalizer 'Strip' is not supported"),
         (

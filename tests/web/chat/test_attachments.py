@@ -12,7 +12,7 @@ from notso.web.turns.documents import attachments_from
 
 REFUSED = [
     (b"\x89PNG\r\n", "png", "is an image, which cannot be read."),
-    (b"%PDF-1.7", "pdf", "is damaged: it is no complete PDF."),
+    (b"%PDF-1.7", "pdf", "is damaged: it is not a complete PDF."),
     (b"", "pdf", "is empty."),
     (docx(paragraph("x" * 200_001)), "docx", "has 200,001 characters; at most 200 kB of text can be attached."),
 ]

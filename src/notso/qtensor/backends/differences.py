@@ -1,6 +1,6 @@
-"""Bit-exactness check of two backends on small random operations, in well under a second.
+"""Check that two backends give the same bits for small random operations, in well under a second.
 
-It runs before a device computes a model. Kernel tests are in tests/qtensor.
+The check runs before a device is used for a model. Kernel tests are in tests/qtensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROWS = (1, 5, 33)
 
 OUTPUTS, INPUTS = 96, 512
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 128
-# Tested KV formats; those with fewer bits build on the first.
+# Tested KV formats; formats with fewer bits use the same kernels as the first.
 KEPT: tuple[KVFormat, ...] = ("k8v8", "f16")
 
 EPS = 1e-6
@@ -28,7 +28,7 @@ Work = Callable[[Backend, np.random.Generator], Host]
 
 
 def differing_operations(one: Backend, other: Backend, formats: Iterable[Format]) -> list[str]:
-    """Return the operations that differ. Raises DeviceError, and what they raise."""
+    """Return the names of operations with different results. Raises the backends' errors."""
     found = []
     for name, work in _works(formats):
         ours, theirs = (work(backend, np.random.default_rng(1)) for backend in (one, other))
@@ -72,7 +72,7 @@ def _products(backend: Backend, rng: np.random.Generator, format: Format, rows: 
 
 
 def _attention(backend: Backend, rng: np.random.Generator, kept: KVFormat) -> Host:
-    # Rows that cross a tile boundary, then a recorded step of a few rows, of which backends may join operations.
+    # Rows that cross a tile boundary, then a recorded step of a few rows, where a backend may fuse operations.
     (pool,) = backend.key_value_pools(1, 2, KV_HEADS, HEAD_DIM, kept)
     frequencies = backend.upload(1.0 / 5e6 ** (np.arange(HEAD_DIM // 2, dtype=np.float64) * 2 / HEAD_DIM))
     tables = backend.upload(np.array([[1, 0]], np.int32))

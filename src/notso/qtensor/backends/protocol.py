@@ -18,11 +18,11 @@ from notso.qtensor.formats import KVFormat
 from notso.qtensor.tensor import QTensor
 from notso.system.memory import MemoryLimit
 
-# Row-major values in backend memory, with `shape`, `array[i]`, `array[a:b]` and `reshape`, which share the memory. (A
-# proper type would make every class that holds one generic.)
+# Row-major values in backend memory, with `shape`, and with `array[i]`, `array[a:b]` and `reshape`, which share that
+# memory. (A precise type would make every class that holds an array generic.)
 Array: TypeAlias = Any
 
-# A weight in the layout of the operations, with `name`.
+# A weight in the layout of the backend's operations, with a `name`.
 Weight: TypeAlias = Any
 
 Host: TypeAlias = npt.NDArray[Any]
@@ -38,7 +38,7 @@ class RMSNorm:
 
 
 class Program(Protocol):
-    """Captured operations on live arrays."""
+    """Captured operations, which read their arrays on each run."""
 
     def __len__(self) -> int: ...
 
@@ -46,7 +46,7 @@ class Program(Protocol):
         """Record this thread's operations. Raises OperandError if already recording."""
 
     def run(self) -> None:
-        """Run in order. Raises OperandError for out-of-range contents."""
+        """Run in order. Raises OperandError for array values out of range."""
 
 
 class KeyValuePool(Protocol):
@@ -62,10 +62,10 @@ class KeyValuePool(Protocol):
         """Copy a block out. Raises OperandError."""
 
     def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None:
-        """Restore `read_block`. Raises OperandError."""
+        """Write the result of `read_block`. Raises OperandError."""
 
     def block_memory(self, block: int) -> list[memoryview] | None:
-        """Memory in the order of `read_block`, or None."""
+        """Return writable memory in the order of `read_block`, or None."""
 
     def copy_block(self, source: int, target: int) -> None: ...
 
@@ -73,13 +73,13 @@ class KeyValuePool(Protocol):
 
 
 class WeightArena(Protocol):
-    """Memory with faster reads than where `weight` places weights."""
+    """Memory that is faster to read than a mapped file."""
 
     @property
     def layout(self) -> str: ...
 
     def copy(self, *weights: Weight) -> tuple[Weight, ...]:
-        """Copy weights that are read together. Raises QTensorError when full."""
+        """Copy weights that are read together. Raises QTensorError if the arena is full."""
 
 
 class Backend(Protocol):
@@ -98,15 +98,15 @@ class Backend(Protocol):
 
     @property
     def threads(self) -> int:
-        """Host threads that share an operation."""
+        """Number of host threads that share an operation."""
 
     # Memory
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
-        """Available memory; mapped_bytes: weights already mapped."""
+        """Return available memory; mapped_bytes: size of mapped weights."""
 
     def weight_bytes(self, tensor: QTensor) -> int:
-        """Size of `weight`. Raises DeviceError if unsupported."""
+        """Return the size of `weight(tensor)`. Raises DeviceError if unsupported."""
 
     def empty(self, rows: int, columns: int) -> Array: ...
 
@@ -119,12 +119,12 @@ class Backend(Protocol):
         """Return an array's values, valid until it is written."""
 
     def weight(self, tensor: QTensor) -> Weight:
-        """Prepare a tensor; its file must stay open."""
+        """Prepare a tensor for operations; its file must stay open."""
 
     def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> WeightArena | None:
-        """Room for `count` weights, None if useless. Raises QTensorError.
+        """Reserve memory for `count` weights, or return None if it would not help. Raises QTensorError.
 
-        is_asked: whether the user asked for packed weights, which may be slower for some batches.
+        is_asked: whether the user requested packed weights, which may be slower for some batches.
         """
 
     @property
@@ -141,7 +141,7 @@ class Backend(Protocol):
         large_pages: bool = True,
     ) -> Sequence[KeyValuePool]:
         """Return zeroed pools, one per layer. Raises OperandError or QTensorError."""
-        # `large_pages`: nearly all memory will be written.
+        # `large_pages`: use huge pages, because nearly all of the memory will be written.
 
     def program(self) -> Program: ...
 
@@ -154,7 +154,7 @@ class Backend(Protocol):
         """out[i] = x[ids[i]]. x (L, C) float32, ids (M,) int32."""
 
     def matmul(self, x: Array, weight: Weight, out: Array, *, norm: RMSNorm | None = None) -> None:
-        """out = x @ weight.T, x normalized if `norm`. x (L, K), out (L, N) float32."""
+        """out = x @ weight.T, with x normalized first if `norm` is given. x (L, K), out (L, N) float32."""
 
     def matmul_many(
         self, x: Array, products: Sequence[tuple[Weight, Array]], *, norm: RMSNorm | None = None
@@ -167,7 +167,7 @@ class Backend(Protocol):
         """out = silu(x @ gate.T) * (x @ up.T)."""
 
     def silu_mul(self, gate: Array, up: Array, out: Array) -> None:
-        """out = silu(gate) * up, (L, C), possibly in place; bit-identical to `matmul_gated`."""
+        """out = silu(gate) * up, (L, C); out may be gate or up. Bit-identical to `matmul_gated`."""
 
     def rope_table(self, frequencies: Array, positions: Array, table: tuple[Array, Array], factor: float = 1.0) -> None:
         """table = factor * (cos, sin) of position * frequency, (L, D/2); frequencies float64."""
@@ -185,7 +185,7 @@ class Backend(Protocol):
         pool: Any,
         window: tuple[Array, Any] | None = None,
     ) -> None:
-        """Store k and v (L, KH, D); tables (S, T) int32: block of each tile."""
+        """Store k and v (L, KH, D); tables (S, T) int32 give the block of each tile."""
 
     def attention(
         self,

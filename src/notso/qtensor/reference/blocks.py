@@ -1,16 +1,16 @@
 """Reference implementation of the block formats.
 
-`unpack_*` extracts integers and scales, `dequantise` computes float32 values with one rounding per operation,
+`unpack_*` extracts integers and scales, `dequantise` computes float32 values with one rounding per operation, and
 `quantise` creates blocks. Arrays of blocks are (n, block_bytes) uint8; fields are little-endian; d, dmin and m are
 float16 in the file and float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
-Quantization searches for block scales; existing blocks never pass through that. The search minimizes sum(w * (block
-value - x)^2), with w the importance of each value. It tries several scales around the obvious one, fits the scale to
-the resulting integers by least squares, and keeps the best. Minima are refitted to their stored scales, and finally a
-super-block's halves to all of its integers.
+Quantization to super-blocks searches for block scales that minimize sum(w * (block value - x)^2), where w is the
+importance of each value. The search tries several scales around the one that maps the largest value to the largest
+integer, fits each scale to the resulting integers by least squares, and keeps the best. Then minima are fitted again to
+the stored scales, and finally d and dmin of a super-block to all of its integers.
 
-Groups are columns, (values per group, groups), so that sums over a group are evaluated in a fixed order, independent of
-neighbors.
+Groups are columns, (values per group, groups), so that sums over a group are evaluated in a fixed order that does not
+depend on other groups.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from notso.qtensor.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, 
 from notso.qtensor.reference import unpacked_blocks
 
 STRETCHES = np.linspace(-1.0, 1.0, 9)  # shifts of the largest value, in integer steps
-SIGNED_STRETCHES = np.linspace(-1.0, 3.0, 13)  # the extreme maps to about -32, and need not use the full range
+SIGNED_STRETCHES = np.linspace(-1.0, 3.0, 13)  # shifts from -32, to which the value of largest magnitude maps
 
 
 def as_half(x: Floats) -> Floats:
@@ -51,7 +51,7 @@ def _columns(x: Floats, group: int) -> Floats:
 
 
 def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
-    # Fits scale and minimum (n,), both >= 0, with x near scale * q - minimum for q in 0..top; x and w are (32, n).
+    # Fits scale and minimum (n,), both >= 0, so that x is about scale * q - minimum for q in 0..top; x and w (32, n).
     low = np.minimum(x.min(axis=0), np.float32(0))
     y = x - low  # nonnegative, so that the differences below do not cancel
     spread = y.max(axis=0)
@@ -104,8 +104,8 @@ def _integers(x: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Intege
 def _refit(
     x: Floats, w: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Integers, q: Floats
 ) -> tuple[Floats, Floats]:
-    # Least squares in double precision for d and dmin of each super-block, with fixed integers. Values that are not
-    # both positive stay unchanged.
+    # Least squares in double precision for d and dmin of each super-block, with fixed integers. They stay unchanged
+    # unless both results are positive and less than twice the old values.
     s, m = scales.astype(np.float64), mins.astype(np.float64)
     wq, wx = w * q, w * x
 
@@ -169,9 +169,9 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[Any]
 
-MAX_HALF = 65504.0  # the largest float16, for minima and single values
+MAX_HALF = 65504.0  # the largest float16
 LARGEST = {F32: 3.4028235e38, BF16: 3.3895314e38}  # every other format: MAX_HALF
-CHUNK_VALUES = 1 << 20  # chunk size that bounds temporaries
+CHUNK_VALUES = 1 << 20  # values per chunk; bounds the size of temporary arrays
 
 
 class SuperBlocks(NamedTuple):
@@ -224,8 +224,8 @@ def _half(b: Bytes, start: int) -> Floats:
 
 def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     """Unpack (n, 12) bytes to (n, 8) scales and mins."""
-    # Four bytes each: low six bits of the first four scales, of the first four mins, then low nibbles of the other
-    # four, with their top two bits in the first eight bytes.
+    # The first four bytes hold four scales in their low six bits, and the next four bytes hold four mins. The last four
+    # bytes hold the low nibbles of the other scales and mins; their upper two bits are the top bits of the first eight.
     first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     mins = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
@@ -233,7 +233,7 @@ def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
 
 
 def _unpack_nibbles(qs: Integers, width: int) -> Integers:
-    # In each run of `width` bytes: first all low nibbles, then all high ones.
+    # Each run of `width` bytes gives first all low nibbles, then all high ones.
     runs = qs.reshape(len(qs), -1, 1, width)
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
 
@@ -328,7 +328,7 @@ def split_blocks(format: Format, rows: Bytes) -> Bytes:
 
 def dequantise(format: Format, rows: Bytes) -> Floats:
     """Dequantize (..., row_bytes) uint8 to (..., cols) float32. Raises OperandError for incomplete blocks."""
-    # Invalid scales (NaN, infinity) propagate.
+    # Invalid scales (NaN, infinity) propagate to the values.
     blocks = split_blocks(format, rows)
     out = np.empty((len(blocks), format.block_values), np.float32)
     step = CHUNK_VALUES // format.block_values
@@ -386,7 +386,9 @@ def _pack_q8_0(x: Floats) -> Bytes:
 
 def _pack_q4_0(x: Floats) -> Bytes:
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)[:, 0]
-    d, q = symmetric(extreme / np.float32(-8), x, -8, 7)  # the extreme becomes -8, as there is no +8
+    d, q = symmetric(
+        extreme / np.float32(-8), x, -8, 7
+    )  # the value of largest magnitude becomes -8, because there is no +8
     return np.concatenate([_half_bytes(d), _pack_nibbles(q + 8, 16)], axis=1)
 
 
@@ -411,8 +413,8 @@ _BYTES: dict[Format, Callable[[Floats], Bytes]] = {
     Q8_0: _pack_q8_0,
 }
 _SEARCHED: dict[Format, Callable[[Floats, Floats], Bytes]] = {Q4_K: _pack_q4_k, Q5_K: _pack_q5_k, Q6_K: _pack_q6_k}
-SEARCHED_VALUES = 1 << 17  # smaller chunks that stay in cache during a search
-LEAST_IMPORTANCE = np.float32(1e-3)  # relative to the mean: other texts may need what this one did not
+SEARCHED_VALUES = 1 << 17  # values per chunk of a search, which stay in the CPU cache
+LEAST_IMPORTANCE = np.float32(1e-3)  # relative to the mean; other texts may need values that the measured text did not
 
 
 def quantise(
@@ -420,10 +422,9 @@ def quantise(
 ) -> Bytes:
     """Quantize (..., cols) float32 to (..., row_bytes) uint8, minimizing errors weighted by `importance` (cols,).
 
-    Raises OperandError for a read-only format, incomplete blocks, NaN or infinity, and values beyond the format's
-    range.
+    Raises OperandError for a read-only format, incomplete blocks, NaN, infinity, or values out of the format's range.
     """
-    # Simple formats round to nearest; super-blocks search for scales, where importance applies.
+    # Simple formats round to nearest; only super-blocks search for scales, and use `importance`.
     if format not in _BYTES and format not in _SEARCHED:
         raise OperandError(f"quantizing to {format.name} is not supported")
     x = np.ascontiguousarray(values, np.float32)
@@ -467,8 +468,8 @@ _SCALE_FIELDS: dict[Format, tuple[int, ...]] = {
 
 
 def scales_of(format: Format, rows: Bytes) -> Floats:
-    """Return float16 scales and minima (float formats: values), (n, 1 or 2) float32. Raises OperandError."""
-    # If these are finite, so is every value of the tensor.
+    """Return scales and minima, or the values of a float format, as (n, 1 or 2) float32. Raises OperandError."""
+    # If all of these are finite, every value of the tensor is finite.
     blocks = split_blocks(format, rows)
     if format in unpacked_blocks.UNPACK_32:
         small = unpacked_blocks.UNPACK_32[format](blocks)
@@ -483,8 +484,8 @@ def scales_of(format: Format, rows: Bytes) -> Floats:
 
 def quantise_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
     """Quantize activations (M, K) float32 in blocks of 256. Raises OperandError for incomplete blocks."""
-    # d = max|x| / 127, q = x * (127 / max|x|) rounded half to even, in float32. A block with max|x| < 1e-30 is zero;
-    # NaN or infinity gives d = NaN and q = 0, so that it shows in the result.
+    # d = max|x| / 127, q = x * (127 / max|x|) rounded half to even, in float32. A block with max|x| < 1e-30 is zero; a
+    # block with NaN or infinity gets d = NaN and q = 0, so that the result is NaN.
     d, q = _to_bytes(x, 256)
     return Q8KBlocks(d, q, q.reshape(len(x), -1, 16, 16).sum(axis=3, dtype=np.int16))
 

@@ -1,11 +1,10 @@
 """KV formats of 8 bits or less and attention over them, bit-identical to the kernels.
 
-A head's vector is rotated and rounded to levels: integers within 127, times a half-precision scale. At 8 bits every
-integer is a level; lower formats have a table fitted to a Gaussian (Lloyd 1957, Max 1960). Shapes: L rows, S positions,
-H query heads, KH key-value heads, D head size.
+A head's vector is rotated and rounded to levels, integers in -127..127, times a half-precision scale. At 8 bits every
+integer is a level; formats of fewer bits have a table of levels fitted to a Gaussian (Lloyd 1957, Max 1960).
 
-Blocks are packed as defined in native/cache_format.h. Shapes: B blocks, KH key-value heads, D head size, L rows; a
-block holds 128 positions.
+Blocks hold 128 positions and are packed as defined in native/cache_format.h. Shapes: L rows, S positions, H query
+heads, KH key-value heads, D head size.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ Integers = npt.NDArray[np.int32]
 
 
 class Rounded(NamedTuple):
-    """Vectors in cache format, rotated: value = level * scale."""
+    """Rotated vectors in a cache format: value = level * scale."""
 
-    levels: Integers  # (..., D), within 127
+    levels: Integers  # (..., D), -127..127
     scales: Halves  # (...)
 
     def values(self) -> Floats:
@@ -50,21 +49,21 @@ def rotate(x: Floats) -> Floats:
         pairs = y.reshape(*x.shape[:-1], -1, 2, width)
         first, second = pairs[..., 0, :], pairs[..., 1, :]
         y = np.stack([first + second, first - second], axis=-2).reshape(x.shape)
-        if width == 8:  # after a vector's sixteen lanes
+        if width == 8:  # once the sixteen lanes of a vector are combined, as in the kernels
             y = y * (np.float32(1) / np.sqrt(np.float32(size)))
         width *= 2
     return np.asarray(y, np.float32)
 
 
 def round_vectors(x: Floats, bits: int) -> Rounded:
-    """Rotate x (..., D) and round to 8, 4 or 3 bits."""
+    """Rotate x (..., D) and round it to 8, 4 or 3 bits."""
     with np.errstate(all="ignore"):
         turned = rotate(x)
         return _to_bytes(turned) if bits == 8 else _to_levels(turned, bits)
 
 
 def _to_bytes(x: Floats) -> Rounded:
-    # scale = half(max|x| / 127), level = x * (1 / scale) rounded to even. NaN or infinity gives no finite scale.
+    # scale = half(max|x| / 127), level = x * (1 / scale) rounded half to even. With NaN or infinity, the scale is NaN.
     top = np.where(np.isfinite(x).all(axis=-1), np.abs(x).max(axis=-1), np.float32(np.nan))
     scales = (top / np.float32(127)).astype(np.float16)
     step = scales.astype(np.float32)
@@ -75,8 +74,8 @@ def _to_bytes(x: Floats) -> Rounded:
 
 
 def _to_levels(x: Floats, bits: int) -> Rounded:
-    # Nearest levels of the table stretched to the deviation of x; scale = half(sum x^2 / sum x level), which preserves
-    # a vector's product with itself, so that rounding does not bias scores.
+    # Nearest levels of the table, scaled to the standard deviation of x. scale = half(sum x^2 / sum x level) makes the
+    # dot product of x with the rounded vector equal to that with x, so that rounding does not bias scores.
     table = np.array(LEVELS[bits], np.float32)
     squares = fold16_chain(x, x)
     size = np.float32(x.shape[-1])
@@ -97,7 +96,7 @@ def _to_levels(x: Floats, bits: int) -> Rounded:
 
 
 def fold16_chain(a: Floats, b: Floats) -> Floats:
-    """Return sum(a * b), fused in sixteen lanes, then folded."""
+    """Return sum(a * b) over the last axis: fused multiply-adds in sixteen lanes, then a tree of sums."""
     a, b = (part.reshape(*part.shape[:-1], -1, 16) for part in (a, b))
     lanes = np.zeros((*a.shape[:-2], 16), np.float32)
     for i in range(a.shape[-2]):
@@ -112,7 +111,7 @@ def _fold(lanes: Floats) -> Floats:
 
 
 def exp2(x: Floats) -> Floats:
-    """Return 2^x, x clamped to [-100, 127]."""
+    """Return 2^x for x clamped to [-100, 127]."""
     x = np.clip(x, np.float32(-100), np.float32(127))
     whole = np.rint(x)
     r = x - whole
@@ -123,7 +122,7 @@ def exp2(x: Floats) -> Floats:
 
 
 def attention(q: Floats, keys: Rounded, values: Rounded, start: int, scale: float) -> Floats:
-    """Causal attention of q (L, H, D) from `start` over (S, KH, D)."""
+    """Return causal attention of q (L, H, D) from position `start` over keys and values (S, KH, D)."""
     # Operations are ordered as in ByteAttentionTask in native/kernel_table.h.
     out = np.empty_like(q)
     head = np.arange(q.shape[1]) // (q.shape[1] // keys.levels.shape[1])
@@ -184,7 +183,7 @@ BITS: dict[str, tuple[int, int]] = {name: (bits.key, bits.value) for name, bits 
 
 
 def take(block: Bytes, format: str, kv_heads: int, head_dim: int) -> tuple[Rounded, Rounded]:
-    """Return keys and values (128, KH, D) of a block (KH, bytes per head) below f16."""
+    """Return keys and values (128, KH, D) of a block (KH, bytes per head) in a format other than f16."""
     heads = block.reshape(kv_heads, -1)
     keys, values, scales = _parts(heads, format, head_dim)
     key_bits, value_bits = BITS[format]
@@ -203,7 +202,7 @@ def take_halves(block: Bytes, kv_heads: int, head_dim: int) -> tuple[Floats, Flo
 
 
 def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[Any], tables: npt.NDArray[Any]) -> None:
-    """Write row i of k and v (L, KH, D) at positions[i] by tables[i]."""
+    """Write row i of k and v (L, KH, D) to positions[i]; tables[i] is its sequence's block table."""
     kv_heads, dim = k.shape[1:]
     for row, (p, table) in enumerate(zip(positions, tables, strict=True)):
         run, place = divmod(table[p // TILE], pool.shape[2])

@@ -1,8 +1,8 @@
 """Reference implementation of all operations in numpy.
 
-`matmul_q8k` follows the kernels' float operations and must be bit-identical; the others compute in float64, round once,
-and are compared with tolerances. Shapes: M or L rows, K inputs, N outputs, S stored positions, H query heads, KH key
-heads, D head size.
+`matmul_q8k` does the same float operations as the kernels and is bit-identical to them; the other functions compute in
+float64, round once, and are compared with tolerances. Shapes: M or L rows, K inputs, N outputs, S stored positions, H
+query heads, KH key heads, D head size.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _need(condition: bool, message: str) -> None:
 
 def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     """Return a * b + c in float32 with one rounding."""
-    # The product of two float32 is exact in float64. The sum is rounded to odd (the last bit is set if anything was
-    # lost), after which rounding to float32 is correct.
+    # The product of two float32 is exact in float64. The sum is rounded to odd (its last bit is set if it is inexact),
+    # so that rounding it again, to float32, is correct.
     with np.errstate(all="ignore"):
         product, addend = np.broadcast_arrays(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
         total = product + addend
@@ -61,7 +61,7 @@ def embedding_rows(weight: QTensor, ids: npt.NDArray[np.integer[Any]]) -> Floats
 
 
 def matmul_dequantised(x: Floats, weight: QTensor) -> Floats:
-    """Return x @ weight.T in float64 on dequantized weights."""
+    """Return x @ weight.T, computed in float64 from dequantized weights."""
     _check_matmul(x, weight)
     out = np.empty((len(x), weight.rows), np.float32)
     for start in range(0, weight.rows, ROW_CHUNK):
@@ -73,13 +73,14 @@ def matmul_dequantised(x: Floats, weight: QTensor) -> Floats:
 def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     """Return x (M, K) @ weight.T, bit-identical to the kernels. Raises OperandError for a float format, or unless 256
     divides K."""
-    # Activations are quantized in blocks of 256 (`quantise_q8k`, scale dx), or of 32 for such weights
-    # (`quantise_q8x32`). Integer products are summed exactly; floats are combined once per block, in block order:
+    # Activations are quantized in blocks of 256 (`quantise_q8k`, scale dx), or in blocks of 32 if the weight's blocks
+    # have 32 values (`quantise_q8x32`). Integer products are summed exactly; floats are combined once per block, in
+    # block order:
     #
     #   Q4_K, Q5_K   f = float(sum q sc x) * d;  f = fma(-float(sum m bsum), dmin, f);  acc = fma(f, dx, acc)
     #   Q6_K         f = float(sum q sc x) * d;  acc = fma(f, dx, acc)
     #   Q8_0, Q4_0   f = 0; for each 32 of the 256: f = fma(float(sum q x), d * dx, f);  acc = acc + f
-    #   Q4_1         the same, each 32 followed by f = fma(float(sum x) * dx, m, f)
+    #   Q4_1         the same, with f = fma(float(sum x) * dx, m, f) after each 32
     #   others       as Q4_K (Q2_K), Q6_K (256 per block), Q8_0 or Q4_1 (Q5_1; 32 per block): `unpacked_blocks.py`
     _check_matmul(x, weight)
     _need(not weight.format.is_float, f"{weight.format.name} has no integer blocks")
@@ -138,19 +139,19 @@ def _small_sums(x: blocks.Q8x32Blocks, format: Format, packed: blocks.Bytes, row
 
 
 def _exact_dot(x: npt.NDArray[Any], w: npt.NDArray[Any]) -> Floats:
-    # float64 holds the sums exactly (far below 2^53) and multiplies faster than numpy's integers.
+    # float64 represents the sums exactly (they are far below 2^53), and numpy multiplies it faster than integers.
     sums: Doubles = x.astype(np.float64) @ w.astype(np.float64).T
     return sums.astype(np.float32)
 
 
 def matmul(x: Floats, weight: QTensor) -> Floats:
-    """Return x (M, K) @ weight.T: exact integers if quantized, else float64."""
+    """Return x (M, K) @ weight.T, with exact integer sums for quantized weights, else in float64."""
     return matmul_dequantised(x, weight) if weight.format.is_float else matmul_q8k(x, weight)
 
 
 def _check_matmul(x: Floats, weight: QTensor) -> None:
     _need(x.ndim == 2 and x.dtype == np.float32, f"input must be float32 (M, K), not {x.dtype} {x.shape}")
-    _need(x.shape[1] == weight.cols, f"input has {x.shape[1]} columns, tensor {weight.name!r} has {weight.cols}")
+    _need(x.shape[1] == weight.cols, f"input has {x.shape[1]} columns, but tensor {weight.name!r} has {weight.cols}")
 
 
 # Elementwise
@@ -181,7 +182,7 @@ def add(a: Floats, b: Floats) -> Floats:
 
 
 def softmax(x: Floats) -> Floats:
-    """Return softmax over the last axis."""
+    """Return the softmax over the last axis."""
     return _softmax(x.astype(np.float64)).astype(np.float32)
 
 
@@ -191,7 +192,7 @@ def _softmax(x: Doubles) -> Doubles:
 
 
 def argmax(x: Floats) -> npt.NDArray[np.int64]:
-    """Return the first maximum's index."""
+    """Return the index of the first maximum."""
     _need(x.ndim > 0 and x.shape[-1] > 0, "argmax needs at least one value")
     return np.asarray(np.argmax(x, axis=-1), np.int64)
 
@@ -210,8 +211,8 @@ def yarn_frequencies(
 ) -> tuple[Doubles, float]:
     """Return YaRN frequencies and factor (Peng et al. 2023)."""
 
-    # Pairs with more than `beta_fast` turns over the original positions are kept, those with fewer than `beta_slow` are
-    # slowed by `factor`, with a ramp between these pairs (floor, ceil).
+    # Frequencies with more than `beta_fast` turns over the original positions are kept, and those with fewer than
+    # `beta_slow` are divided by `factor`; in between, the two are interpolated linearly.
     def pair_turning(turns: float) -> float:
         return size * math.log(original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -230,8 +231,8 @@ def rope(
     scale: float = 1.0,
 ) -> Floats:
     """Rotate x (L, H, D) by positions * frequencies (D / 2,)."""
-    # "pairs" rotates (2i, 2i + 1), as in GGUF files; "halves" rotates (i, i + D / 2). `scale` multiplies cos and sin
-    # (YaRN).
+    # "pairs" rotates (2i, 2i + 1), as in GGUF files; "halves" rotates (i, i + D / 2). `scale`, used by YaRN, multiplies
+    # cos and sin.
     _need(x.ndim == 3 and positions.shape == x.shape[:1], f"input {x.shape} and positions {positions.shape} disagree")
     _need(frequencies.shape == (x.shape[2] // 2,), f"{len(frequencies)} frequencies for heads of {x.shape[2]}")
     _need(layout in ("pairs", "halves"), f"layout {layout!r} is neither 'pairs' nor 'halves'")

@@ -1,7 +1,7 @@
 """Fast generation of random blocks for benchmarks and kernel tests.
 
-Integers are random bytes; scales and minima come from a small pool, chosen so that values have mean near 0 and the
-given standard deviation, like trained weights.
+Integers are random bytes. Scales and minima come from a small pool and are such that, like trained weights, values have
+a mean near 0 and the given standard deviation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MEAN_4, _STD_4 = 7.5, 4.61
 _MEAN_5, _STD_5 = 15.5, 9.23
 _STD_6 = 18.47
 _STD_8 = 73.9
-# Format -> mean and deviation of values from random bytes at d = 1; mins subtract the mean.
+# Format -> mean and standard deviation of the values of random bytes with d = 1. Minima compensate for the mean.
 _OTHERS: dict[Format, tuple[float, float]] = {
     Q5_0: (0.0, 9.23),
     Q5_1: (15.5, 9.23),
@@ -66,7 +66,7 @@ _OTHERS: dict[Format, tuple[float, float]] = {
     MXFP4: (0.0, 5.84),
 }
 
-# Format -> byte offsets of its halves in a block.
+# Format -> byte offsets of the half-precision numbers in a block.
 HALVES: dict[Format, tuple[int, ...]] = {
     **dict.fromkeys((Q4_0, Q8_0, Q5_0, IQ4_NL, IQ4_XS, IQ2_XXS), (0,)),
     **dict.fromkeys((IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S), (0,)),
@@ -82,13 +82,13 @@ HALVES: dict[Format, tuple[int, ...]] = {
 
 def random_bytes(rng: np.random.Generator, count: int) -> Bytes:
     """Return `count` random bytes."""
-    # 64 bits at a time, several times faster than `Generator.bytes`.
+    # Generating 64 bits at a time is several times faster than `Generator.bytes`.
     words = rng.integers(0, 1 << 64, -(-count // 8), dtype=np.uint64)
     return words.view(np.uint8)[:count]
 
 
 def random_blocks(format: Format, count: int, rng: np.random.Generator, std: float = 0.02) -> Bytes:
-    """Return valid blocks, (count, block_bytes) uint8, with deviation `std`."""
+    """Return valid blocks (count, block_bytes) uint8, with values of standard deviation `std`."""
     if format in (F32, F16, BF16):
         numbers = rng.standard_normal((count, 1), np.float32) * np.float32(std)
         return quantise(format, numbers)
@@ -103,7 +103,7 @@ def random_blocks(format: Format, count: int, rng: np.random.Generator, std: flo
 
 
 def put_halves(format: Format, packed: Bytes, halves: Floats) -> None:
-    """Write halves (n, halves per block) into blocks in place."""
+    """Write half-precision numbers (n, numbers per block) into blocks."""
     bits = halves.astype("<f2").view("<u2")
     for start, column in zip(HALVES[format], bits.T, strict=True):
         if format == IQ1_M:

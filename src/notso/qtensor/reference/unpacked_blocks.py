@@ -1,12 +1,11 @@
 """Block formats without dedicated kernels, unpacked to signed integers, integer scales, and d.
 
-Numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are (n, block_bytes) uint8. Layouts:
-ggml's `ggml-common.h` and `ggml-quants.c`.
+This is the numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are (n, block_bytes)
+uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
-Grids of the IQ formats, packed as in `native/kernels/portable/grid_codes.h`; a test compares both.
-
-A row's values are indices into the format's levels, lowest value first: eight of two bits (IQ1, IQ2), or four of four
-bits (IQ3). Source: ggml's `ggml-common.h`.
+Grids (the lookup tables of the IQ formats) are packed as in `native/kernels/portable/grid_codes.h`; a test compares
+both. The values in a grid's row are indices into the format's levels, in ascending order: eight of two bits (IQ1, IQ2),
+or four of four bits (IQ3). Source: ggml's `ggml-common.h`.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ _ROWS = {"IQ2_XXS": 256, "IQ2_XS": 512, "IQ2_S": 1024, "IQ1_S": 2048, "IQ3_XXS":
 
 
 def grid_codes() -> dict[str, npt.NDArray[np.uint16]]:
-    """Return every packed grid: name -> (rows,) uint16."""
+    """Return all packed grids: name -> (rows,) uint16."""
     every = np.frombuffer(zlib.decompress(base64.b85decode("".join(_CODES.split()))), "<u2")
     ends = np.cumsum(list(_ROWS.values()))
     return dict(zip(_ROWS, np.split(every, ends[:-1]), strict=True))
 
 
 def grid(name: str) -> npt.NDArray[np.int32]:
-    """Return a grid, int32: (rows, 8), or (rows, 4) for IQ3."""
+    """Return a grid as int32 (rows, 8), or (rows, 4) for IQ3."""
     bits, width = (4, 4) if name.startswith("IQ3") else (2, 8)
     numbers = grid_codes()[name][:, None].astype(np.int32) >> bits * np.arange(width) & (1 << bits) - 1
     rows: npt.NDArray[np.int32] = np.array(_LEVELS[name], np.int32)[numbers]
@@ -150,13 +149,15 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[Any]
 
 LEVELS_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
-LEVELS_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32)  # twice E2M1's values
+LEVELS_MXFP4 = np.array(
+    [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32
+)  # the values of E2M1, doubled
 
 
 class Unpacked256(NamedTuple):
     """256-value block: value = d * scales[j] * q - dmin * mins[j] for 16-value group j."""
 
-    d: Floats  # (n,): the file's half, divided by a power of two if that makes the rest integers
+    d: Floats  # (n,): the file's half, divided by a power of two if necessary to make scales and q integers
     dmin: Floats  # (n,); zero except in Q2_K
     scales: Integers  # (n, 16) int32
     mins: Integers  # (n, 16) int32
@@ -192,13 +193,13 @@ def _without_mins(d: Floats, scales: Integers, q: Integers) -> Unpacked256:
 
 
 def _nibbles(qs: Bytes) -> Integers:
-    # (n, 16 * runs) -> (n, 32 * runs): per sixteen bytes, low nibbles before high ones.
+    # (n, 16 * runs) -> (n, 32 * runs): sixteen bytes give first their low nibbles, then their high ones.
     runs = qs.reshape(len(qs), -1, 1, 16).astype(np.int32)
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
 
 
 def _pairs(qs: Bytes) -> Integers:
-    # (n, 64) -> (n, 256): per 32 bytes, the lowest two bits first.
+    # (n, 64) -> (n, 256): 32 bytes give first their lowest two bits, then the next two, and so on.
     return (qs.reshape(-1, 2, 1, 32).astype(np.int32) >> 2 * np.arange(4)[:, None] & 3).reshape(len(qs), 256)
 
 
@@ -262,7 +263,7 @@ def _iq4_xs(b: Bytes) -> Unpacked256:
 
 
 def _by_seven(words: Integers) -> Integers:
-    # (n, 8) words of four times seven sign bits -> (n, 32, 8).
+    # (n, 8) words, each with four groups of seven sign bits -> (n, 32, 8).
     return _signs(_even(words[:, :, None] >> 7 * np.arange(4) & 127).reshape(len(words), 32))
 
 
@@ -364,7 +365,7 @@ UNPACK_32: dict[Format, Callable[[Bytes], Unpacked32]] = {
 
 
 def numbers_of(format: Format, b: Bytes) -> Floats:
-    """Return float32 values, with one rounding per operation."""
+    """Return float32 values, rounded once per operation."""
     if format in UNPACK_32:
         small = UNPACK_32[format](b)
         numbers: Floats = small.d[:, None] * small.q.astype(np.float32)

@@ -1,7 +1,7 @@
-"""Convert a Hugging Face folder to one GGUF file that this engine and llama.cpp read.
+"""Conversion of a Hugging Face folder to a GGUF file for this engine and llama.cpp.
 
-Rows are quantized in several threads, in order. Conversions for commands are made once and kept in the user's cache
-folder.
+Several threads quantize rows and preserve their order. A folder given to a command is converted once, and the file is
+kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def require_whole_blocks(columns: int, format: Format) -> None:
     """Raise InvalidRequestError unless rows consist of whole blocks."""
     if columns % format.block_values:
         raise InvalidRequestError(
-            f"rows of {columns} values are not a multiple of {format}'s block size; F16, BF16 and F32 accept any",
+            f"rows of {columns} values are not a multiple of {format}'s block size; F16, BF16 and F32 accept any size",
             param="type",
         )
 
@@ -43,7 +43,7 @@ def require_whole_blocks(columns: int, format: Format) -> None:
 def packed(
     rows: Iterable[Floats], format: Format, name: str, importance: Floats | None = None, threads: int | None = None
 ) -> Iterator[Bytes]:
-    """Yield the packed bytes of each chunk, few at a time. Raises OperandError as `QTensor`."""
+    """Yield the quantized blocks of each chunk, as bytes. Raises OperandError as `QTensor`."""
     count = threads or os.cpu_count() or 1
     waiting: deque[Future[Bytes]] = deque()
     with ThreadPoolExecutor(count, "notso-packing") as pool:
@@ -61,13 +61,13 @@ def packed(
 
 @contextmanager
 def new_model_file(out: Path) -> Iterator[GGUFWriter]:
-    """Yield a writer, then validate and publish the file. Raises ModelFileError or OSError."""
+    """Yield a writer, then validate the file and move it to `out`. Raises ModelFileError or OSError."""
     unchecked = out.with_name(f".{out.name}.{os.getpid()}.new")
     writer = GGUFWriter(unchecked)
     try:
         yield writer
         writer.write()
-        with GGUFFile.open(unchecked) as made:  # validates as any reader does
+        with GGUFFile.open(unchecked) as made:  # validates the file
             SmolLM3Weights.from_tensors(made.tensors, SmolLM3Config.from_metadata(made.metadata))
         unchecked.replace(out)
     finally:
@@ -77,19 +77,19 @@ def new_model_file(out: Path) -> Iterator[GGUFWriter]:
 # Supported output types. Q4_K_M is the mix of the official files.
 MIXES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", Q4_K_M, Q5_K_M)
 
-# Incremented whenever the same folder yields a different file, so that cached conversions are redone.
+# Incremented when a change of this code makes folders yield different files, so that cached conversions are redone.
 VERSION = 2
 
-Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
+Progress = Callable[[int, int], None]  # bytes written, total bytes
 
 
 def convert(
     folder: Path, out: Path, mix: str = Q4_K_M, progress: Progress | None = None, threads: int | None = None
 ) -> int:
-    """Convert a folder to `out`, deterministically and in little memory; return the bytes of its tensors.
+    """Convert a folder to `out`, deterministically and in little memory; return the size of its tensors in bytes.
 
     Raises ModelFileError or SafetensorsError for an unsupported folder, InvalidRequestError for an unknown mix,
-    OperandError for unrepresentable values, OSError. No file appears on failure.
+    OperandError for unrepresentable values, OSError. If it fails, no file is created.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {mix!r} is not supported; choices: {', '.join(MIXES)}", param="type")
@@ -140,7 +140,7 @@ def _general(folder: Path, mix: str) -> Entries:
 
 MIX = "Q4_K_M"  # type that folders are converted to
 
-# Receives folder and file before a conversion, and returns what gives its progress.
+# Called with folder and file before a conversion; returns a context manager that yields a progress callback.
 Announce = Callable[[Path, Path], AbstractContextManager[Progress]]
 
 
@@ -149,7 +149,7 @@ def _quietly(folder: Path, target: Path) -> AbstractContextManager[Progress]:
 
 
 def kept_conversion(folder: Path, announce: Announce = _quietly) -> Path:
-    """Return the GGUF file of a folder, converted if it is new or changed. Raises as `convert`."""
+    """Return the GGUF file of a folder, which is converted if it is new or changed. Raises as `convert`."""
     target = _target(folder.resolve())
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def kept_conversion(folder: Path, announce: Announce = _quietly) -> Path:
 
 def _target(folder: Path) -> Path:
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".jinja"))
-    # A changed file or converter gives another name, so the folder is converted again.
+    # The name depends on the files and on VERSION, so a changed folder is converted again.
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     known = (str(folder), (VERSION, states))
     where, what = (hashlib.sha256(repr(each).encode()).hexdigest()[:12] for each in known)
@@ -169,7 +169,7 @@ def _target(folder: Path) -> Path:
 
 
 def _forget_earlier(target: Path) -> None:
-    # Conversions of earlier states of the folder.
+    # Deletes conversions of earlier states of the folder.
     kept_for = target.name.removesuffix(f"-{MIX}.gguf").rpartition("-")[0]
     for older in target.parent.glob("*.gguf"):
         if older != target and older.name.startswith(f"{kept_for}-"):

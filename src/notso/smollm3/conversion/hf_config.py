@@ -1,7 +1,8 @@
-"""Convert a folder's config.json and generation_config.json to GGUF entries.
+"""Conversion of a folder's config.json and generation_config.json to GGUF entries.
 
-Fields are read by allow-list: a field is computed as transformers does, has no effect on this engine's results, or is
-refused by name. Source: transformers 5.24, SmolLM3Config, modeling_rope_utils and GenerationConfig.
+Fields are checked against an allow-list: a field is either applied as transformers applies it, or has no effect on this
+engine's results; all others are errors that name the field. Source: transformers 5.24, SmolLM3Config,
+modeling_rope_utils and GenerationConfig.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from notso.text_file import read_regular
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_VOCAB = 1_000_000
-# JSON has integers that no float holds, and Python's parser accepts NaN.
+# JSON integers can exceed the range of a float, and Python's parser accepts NaN.
 MAX_NUMBER = 1e30
 
-# Accepted values of fixed fields; None stands for null.
+# Fields with fixed values, and the accepted values; None stands for null.
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "model_type": (ARCHITECTURE,),
     "architectures": (["SmolLM3ForCausalLM"], None),
@@ -65,18 +66,18 @@ COMPUTED = frozenset(
 
 HARMLESS = frozenset(
     {
-        # training, memory use, and what a call returns
+        # training, memory use, and results of a call
         *("attention_dropout", "initializer_range", "use_cache", "pretraining_tp", "output_attentions", "return_dict"),
         *("output_hidden_states", "chunk_size_feed_forward", "torchscript", "dtype", "torch_dtype"),
         *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation"),
-        # names, versions, and code that only runs if it is trusted
+        # names, versions, and remote code, which is not run
         *("_name_or_path", "name_or_path", "transformers_version", "auto_map", "tokenizer_class"),
         *("unsloth_fixed", "unsloth_version", "finetuning_task", "task_specific_params", "_commit_hash"),
-        # classes with other heads
+        # model classes with other heads
         *("id2label", "label2id", "num_labels", "problem_type"),
-        # only read if use_sliding_window is true
+        # only used if use_sliding_window is true
         *("sliding_window", "max_window_layers"),
-        # unused: the tokenizer adds no tokens by itself, and a single sequence needs no padding
+        # unused, because the tokenizer adds no tokens, and a single sequence needs no padding
         *("bos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
     }
 )
@@ -108,7 +109,7 @@ GENERATION_HARMLESS = frozenset(
     }
 )
 
-# Defaults that request parameters and server settings replace. Dropped values are logged.
+# Defaults that are replaced by request parameters and server settings. Ignored values are logged.
 GENERATION_CHOSEN = frozenset(
     {
         *("do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"),
@@ -116,7 +117,7 @@ GENERATION_CHOSEN = frozenset(
     }
 )
 
-# Fields that would change every result, with the values at which they have no effect.
+# Fields that would change every result, and the values at which they have no effect.
 GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
@@ -136,7 +137,7 @@ GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 _OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
-# Key -> (value, GGUF type name), as `GGUFWriter.add` takes them.
+# Key -> (value, GGUF type name), the arguments of `GGUFWriter.add`.
 Entries = dict[str, tuple[Any, str]]
 
 _log = logging.getLogger(__name__)
@@ -153,14 +154,14 @@ def read_object(
             return {}
         raise ModelFileError(f"{folder}: cannot read {name}: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise ModelFileError(f"{name} is not JSON") from None
+        raise ModelFileError(f"{name} is not valid JSON") from None
     if not isinstance(found, dict):
         raise ModelFileError(f"{name} is not a JSON object")
     return found
 
 
 def config_entries(config: Mapping[str, Any]) -> Entries:
-    """Return the `smollm3.*` keys. Raises ModelFileError naming the field."""
+    """Return the `smollm3.*` entries. Raises ModelFileError, which names the field."""
     for name, value in config.items():
         if name in FIXED:
             if not _is_one_of(value, FIXED[name]):
@@ -174,7 +175,7 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
     heads = config.get("num_attention_heads")
     numbers = {name: config.get(name) for name in _INTEGERS.values()}
     if "num_key_value_heads" in config and numbers["num_key_value_heads"] is None:
-        numbers["num_key_value_heads"] = heads  # as SmolLM3Config fills it in
+        numbers["num_key_value_heads"] = heads  # as in SmolLM3Config
     for key, name in _INTEGERS.items():
         value = numbers[name]
         if type(value) is not int or not 0 < value < 1 << 31:
@@ -198,7 +199,7 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
-    """Return the distinct end-of-answer ids, generation_config.json's first. Raises ModelFileError."""
+    """Return the distinct end token ids, with those of generation_config.json first. Raises ModelFileError."""
     generation = read_object(folder, GENERATION_CONFIG, is_optional=True)
     not_kept = []
     for name, value in generation.items():
@@ -211,7 +212,7 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
             raise ModelFileError(f"{GENERATION_CONFIG}: {quoted(name)} is {quoted(value)}, which is not supported")
     if not_kept:
         _log.info(
-            "%s: %s is ignored; requests and the server's settings determine it", GENERATION_CONFIG, ", ".join(not_kept)
+            "%s: ignored, because requests and server settings determine it: %s", GENERATION_CONFIG, ", ".join(not_kept)
         )
     ids: dict[int, None] = {}
     for file, given in ((GENERATION_CONFIG, generation), (CONFIG, config)):
@@ -225,13 +226,13 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
 
 def _check_layers(config: Mapping[str, Any]) -> None:
     layers, given = config.get("num_hidden_layers"), config.get("no_rope_layers")
-    # The layers without position encoding are fixed by the architecture: a GGUF file cannot express others.
+    # The architecture fixes which layers have no position encoding; a GGUF file cannot express other choices.
     if config.get("no_rope_layer_interval", NO_ROPE_LAYER_INTERVAL) != NO_ROPE_LAYER_INTERVAL:
         raise ModelFileError(f"{CONFIG}: no_rope_layer_interval must be {NO_ROPE_LAYER_INTERVAL}")
     if given is not None and isinstance(layers, int):
         expected = [int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(min(layers, 4096))]
         if not isinstance(given, list) or given[: len(expected)] != expected:  # a longer list is allowed
-            raise ModelFileError(f"{CONFIG}: no_rope_layers must be every {_fourth()} layer")
+            raise ModelFileError(f"{CONFIG}: no_rope_layers must select every {_fourth()} layer")
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or set(map(str, kinds)) - {"full_attention"}):
         raise ModelFileError(f"{CONFIG}: layer_types must be full_attention")
@@ -242,7 +243,7 @@ def _fourth() -> str:
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    # Older and newer transformers write theta and scaling in different places; the older name takes precedence.
+    # Older versions of transformers write rope_scaling, newer ones rope_parameters; the former takes precedence.
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
         raise ModelFileError(f"{CONFIG}: rope_scaling and rope_parameters must be objects")
@@ -250,7 +251,7 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
         if name not in YARN_COMPUTED and value not in _OFF and _kind(given) in ("default", "yarn"):
             raise ModelFileError(f"{CONFIG}: {quoted(name)} of the rope scaling is not supported")
     if given.get("partial_rotary_factor") not in (None, 1.0):
-        raise ModelFileError(f"{CONFIG}: partial_rotary_factor is {quoted(given['partial_rotary_factor'])}")
+        raise ModelFileError(f"{CONFIG}: partial_rotary_factor must be 1, not {quoted(given['partial_rotary_factor'])}")
     return {"rope_theta": config.get("rope_theta"), **given}
 
 
@@ -263,7 +264,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
     if kind == "default":
         return {}
     if kind != "yarn":
-        raise ModelFileError(f"{CONFIG}: a rope scaling of type {quoted(kind)} is not supported; only yarn is")
+        raise ModelFileError(f"{CONFIG}: rope scaling of type {quoted(kind)} is not supported; only yarn is")
     context = config["max_position_embeddings"]
     original = config.get("original_max_position_embeddings")  # takes precedence in transformers
     original = rope.get("original_max_position_embeddings", context) if original is None else original
@@ -315,7 +316,7 @@ def _within(key: str, name: str, value: float) -> None:
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
-    # As in JSON: 1 is not true, 1.0 is 1.
+    # As in JSON, 1 equals 1.0 but not true.
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
 
 

@@ -1,7 +1,8 @@
 """Tensors of a Hugging Face folder under their GGUF names.
 
-The rows of queries and keys are reordered: Hugging Face rotates values half a head apart, GGUF adjacent ones. Row 128h
-+ 2i of a GGUF file is row 128h + i of the folder, and row 128h + 2i + 1 is row 128h + 64 + i.
+The rows of queries and keys are reordered, because Hugging Face rotates pairs of values half a head apart, and GGUF
+adjacent values. With heads of 128, row 128h + 2i of a GGUF file is row 128h + i of the folder, and row 128h + 2i + 1 is
+row 128h + 64 + i.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 
 INDEX_FILE, WHOLE_FILE = "model.safetensors.index.json", "model.safetensors"
 MAX_INDEX_BYTES = 16 << 20
-CHUNK_VALUES = 4 << 20  # values converted to blocks at a time, approximately
+CHUNK_VALUES = 4 << 20  # approximate number of values converted to blocks at a time
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -40,13 +41,13 @@ _LAYER = {
 }
 
 
-# Frequencies in older folders; they follow from the configuration.
+# Suffix of frequencies in older folders, which are not needed because they follow from the configuration.
 _COMPUTED_ANEW = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
 class FolderTensor:
-    """A tensor under its GGUF name without `.weight`. `head_rows`: rows per head if reordered."""
+    """A tensor with its GGUF name without `.weight`. `head_rows`: rows per head if they are reordered, else 0."""
 
     name: str
     source: QTensor
@@ -82,7 +83,7 @@ class HFFolder:
             raise
 
     def tensors(self, config: Mapping[str, Any], head_dim: int) -> list[FolderTensor]:
-        """Return all tensors in GGUF order. Raises ModelFileError for missing or unknown ones."""
+        """Return all tensors in GGUF order. Raises ModelFileError if one is missing or unknown."""
         left = dict(self._tensors)
 
         def take(name: str, source: str, head_rows: int = 0) -> FolderTensor:
@@ -95,7 +96,7 @@ class HFFolder:
 
         head, embed = left.pop("lm_head.weight", None), left.get("model.embed_tokens.weight")
         is_tied = config.get("tie_word_embeddings", True)
-        if embed is None and head is not None and is_tied:  # transformers ties whichever is present
+        if embed is None and head is not None and is_tied:  # transformers uses the tensor that is present for both
             left["model.embed_tokens.weight"] = embed = head
         found = [take("token_embd", "model.embed_tokens")]
         for layer in range(config["num_hidden_layers"]):
@@ -133,7 +134,7 @@ def _equal(one: QTensor, other: QTensor) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    # The single file takes precedence over an index, as in transformers.
+    # As in transformers, the single file takes precedence over an index.
     if (folder / WHOLE_FILE).exists() or (folder / WHOLE_FILE).is_symlink():
         return [folder / WHOLE_FILE]
     index = folder / INDEX_FILE
@@ -144,7 +145,7 @@ def _files(folder: Path) -> list[Path]:
     except OSError as error:
         raise ModelFileError(f"{INDEX_FILE}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ModelFileError(f"{INDEX_FILE} names no files") from None
+        raise ModelFileError(f"{INDEX_FILE} lists no files") from None
     if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
-        raise ModelFileError(f"{INDEX_FILE} names files outside its folder")
+        raise ModelFileError(f"{INDEX_FILE} lists no files, or files outside its folder")
     return [folder / name for name in sorted(names)]

@@ -1,8 +1,8 @@
-"""Convert a folder's tokenizer and chat template to GGUF entries, checked against the original on probe texts.
+"""Conversion of a folder's tokenizer and chat template to GGUF entries.
 
 tokenizer.json defines how text is split (`text/tokenizer_pipeline.py`); tokenizer_config.json lists the special tokens
-and, in older folders, holds the template. Fields are read by allow-list. Source: transformers 5.24,
-tokenization_utils_tokenizers.
+and, in older folders, contains the template. Fields are checked against an allow-list, and the result is compared with
+the original on probe texts. Source: transformers 5.24, tokenization_utils_tokenizers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
 
 HARMLESS = frozenset(
     {
-        # what a call returns, truncates or pads, and decoding, which is exact here
+        # results, truncation and padding of a call, and options of decoding, which is exact in this engine
         *("model_max_length", "max_length", "model_input_names", "padding_side", "truncation_side", "stride"),
         *("truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "return_tensors", "errors"),
         *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "response_schema"),
@@ -35,7 +35,7 @@ HARMLESS = frozenset(
         *("merges_file", "from_slow", "legacy", "is_local", "local_files_only", "backend", "use_fast"),
     }
 )
-# Classes that use tokenizer.json as it is; others split text in their own way.
+# Classes that use tokenizer.json unchanged; others may split text differently.
 CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer")
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -44,7 +44,7 @@ _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 _COMPUTED = frozenset({*SPECIAL, *SPECIAL_LISTS, "chat_template", "added_tokens_decoder", "tokenizer_class"})
 _OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
-# Known differences between tokenizers: contractions, spaces, digits, scripts, Unicode normalization.
+# Texts on which tokenizers differ: contractions, spaces, digits, scripts, Unicode normalization.
 PROBES = (
     "The quick brown fox jumps over the lazy dog.",
     "I'm sure they'll say it's HERS, won't they? WE'RE, I'D; don’t.",
@@ -61,12 +61,12 @@ PROBES = (
 
 
 def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
-    """Return the `tokenizer.*` keys for `vocab` rows and end ids. Raises ModelFileError if unsupported or if ids differ
-    from the original tokenizer's."""
+    """Return the `tokenizer.*` entries for an embedding of `vocab` rows. Raises ModelFileError if the tokenizer is
+    unsupported or ids would differ."""
     found = tokenizer_entries(folder / TOKENIZER_FILE)
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     if len(tokens) > vocab:
-        raise ModelFileError(f"{TOKENIZER_FILE} has {len(tokens):,} tokens, the embedding {vocab:,} rows")
+        raise ModelFileError(f"{TOKENIZER_FILE} has {len(tokens):,} tokens, but the embedding has {vocab:,} rows")
     config = read_object(folder, TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES, is_optional=True)
     _check(config)
     _mark_special(config, found)
@@ -76,18 +76,18 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
         found["tokenizer.ggml.eos_token_id"] = ends[0]
     others = [each for each in ends if each != found.get("tokenizer.ggml.eos_token_id")]
     if others:
-        found["tokenizer.ggml.eot_token_id"] = others[0]  # llama.cpp's keys go no further
+        found["tokenizer.ggml.eot_token_id"] = others[0]  # llama.cpp has no keys for more
         found[END_IDS_KEY] = list(ends)
     template = found.pop("tokenizer.chat_template", None)
     template = _template(config) if template is None else template
     if template is None:
         raise ModelFileError(
-            f"the folder has no chat template, neither next to {TOKENIZER_FILE} nor in {TOKENIZER_CONFIG}"
+            f"the folder has a chat template neither next to {TOKENIZER_FILE} nor in {TOKENIZER_CONFIG}"
         )
     _refuse_named_templates(folder, config)
     found |= {"tokenizer.ggml.model": "gpt2", "tokenizer.chat_template": template}
     _compare(folder / TOKENIZER_FILE, found, _added_of(config))
-    # Fill the vocabulary up to the rows of the embedding.
+    # Pad the vocabulary to the number of rows of the embedding.
     tokens += [f"[PAD{number}]" for number in range(len(tokens), vocab)]
     kinds += [UNUSED] * (vocab - len(kinds))
     found["tokenizer.ggml.add_bos_token"] = False
@@ -134,7 +134,7 @@ def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     ids = {text: index for index, text in enumerate(tokens)}
     for name, text in _named(config):
-        # Every token that tokenizer_config.json calls special must exist in tokenizer.json.
+        # Every special token of tokenizer_config.json must exist in tokenizer.json.
         if text not in ids:
             raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is not a token of {TOKENIZER_FILE}")
         kinds[ids[text]] = CONTROL
@@ -145,8 +145,8 @@ def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
         text = _text_of("added_tokens_decoder", token)
         if str(ids.get(text)) != index:
             raise ModelFileError(
-                f"{TOKENIZER_CONFIG}: added_tokens_decoder gives {quoted(text)} the id {quoted(index)}, "
-                f"{TOKENIZER_FILE} {ids.get(text)}"
+                f"{TOKENIZER_CONFIG}: added_tokens_decoder gives {quoted(text)} the id {quoted(index)}, but "
+                f"{TOKENIZER_FILE} gives it {ids.get(text)}"
             )
 
 
@@ -156,7 +156,7 @@ def _added_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequence[int]) -> None:
     ids = {text: index for index, text in enumerate(found["tokenizer.ggml.tokens"])}
-    # Templates receive bos_token and eos_token; a GGUF file must name an end token.
+    # Templates use bos_token and eos_token; a GGUF file must have an end token.
     for key, name in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token")):
         found.pop(f"tokenizer.ggml.{key}_token_id", None)
         if config.get(name) is not None:
@@ -166,7 +166,7 @@ def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequen
 
 
 def _template(config: Mapping[str, Any]) -> str | None:
-    # Older folders keep the template here: as text, or in a list of named ones.
+    # In older folders, the template is here, as text or in a list of named templates.
     given = config.get("chat_template")
     if isinstance(given, list):
         given = next(
@@ -176,7 +176,7 @@ def _template(config: Mapping[str, Any]) -> str | None:
 
 
 def _refuse_named_templates(folder: Path, config: Mapping[str, Any]) -> None:
-    # transformers uses a template named tool_use instead of the default if a request has tools.
+    # If a request has tools, transformers uses a template named tool_use in place of the default one.
     given = config.get("chat_template")
     in_list = isinstance(given, list) and any(
         isinstance(each, dict) and each.get("name") == "tool_use" for each in given
@@ -197,7 +197,7 @@ def _compare(path: Path, found: Mapping[str, Any], named: Mapping[str, Mapping[s
     for index, text in enumerate(tokens):
         if theirs.id_to_token(index) != text:
             raise ModelFileError(
-                f"{path.name}: token {index} is {quoted(theirs.id_to_token(index))} there, {quoted(text)} here"
+                f"{path.name}: token {index} is {quoted(theirs.id_to_token(index))}, but converted to {quoted(text)}"
             )
     for token in theirs.get_added_tokens_decoder().values():
         for flag in _FLAGS[: len(_FLAGS) if token.content in named else 0]:
@@ -207,4 +207,4 @@ def _compare(path: Path, found: Mapping[str, Any], named: Mapping[str, Mapping[s
     between = [text for text, _ in zip(ours.specials, range(8), strict=False)]
     for text in [*PROBES, *(f"{special}user\n {PROBES[0]}{special}\n" for special in between)]:
         if ours.encode(text, control=True) != theirs.encode(text).ids:
-            raise ModelFileError(f"{path.name}: {quoted(text)} has different token ids there")
+            raise ModelFileError(f"{path.name}: {quoted(text)} would get different token ids after conversion")

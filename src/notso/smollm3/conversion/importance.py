@@ -1,7 +1,7 @@
-"""Mean square of each matrix input over a text (llama.cpp: importance matrix).
+"""Mean squares of the inputs of each matrix over a text (llama.cpp: importance matrix).
 
-A weight's error changes an output by that error times the input, so quantization should minimize the sum of squared
-errors weighted by the mean square of their inputs.
+A weight's error changes an output by the error times the input, so quantization should minimize the sum of squared
+errors, each weighted by the mean square of its input.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ WINDOW_TOKENS = 512
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-Progress = Callable[[int, int], None]  # windows read, in all
+Progress = Callable[[int, int], None]  # windows done, total windows
 
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """Mean squares by tensor name, (columns,) float32."""
+    """Mean squares (columns,) float32, by tensor name."""
 
     of: Mapping[str, Floats]
     windows: int
 
 
 def importance(file: GGUFFile, text: str, threads: int | None = None, progress: Progress | None = None) -> Importance:
-    """Measure on `text`. Raises InvalidRequestError if it is too short, KernelChoiceError, and load errors."""
+    """Measure on `text`. Raises InvalidRequestError if it is too short, KernelChoiceError, and errors of loading."""
     config = SmolLM3Config.from_metadata(file.metadata)
     ids = Tokenizer.from_gguf(file.metadata, file.path).encode(text)
     window = min(WINDOW_TOKENS, config.max_position_embeddings)
@@ -47,7 +47,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
     if not windows:
         raise InvalidRequestError(f"the text has {len(ids):,} tokens; at least one window of {window} is required")
     watch = _Watch(CPU.configured(threads))
-    backend = cast(Backend, watch)  # all of it, by __getattr__
+    backend = cast(Backend, watch)  # __getattr__ provides the other operations
     weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)
     model = SmolLM3(config, weights, KVCache(backend, config, window))
     # The output head's product is not needed.
@@ -65,7 +65,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
 
 @dataclass
 class _Watch:
-    # Accumulates the squared inputs of matrix products.
+    # A backend that accumulates the squared inputs of matrix products.
     backend: CPU
     sums: dict[str, Doubles] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Quantize a float model file to block formats, with llama.cpp's type names."""
+"""Quantization of a float model to block formats, with llama.cpp's type names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from notso.smollm3.conversion.importance import Importance, importance
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 from notso.smollm3.model.weights import FILE_TYPES, Q4_K_M, Q5_K_M, SmolLM3Weights, format_in
 
-# Types made here from floats; `convert` makes more.
+# Supported output types; `convert` supports more.
 MIXES = (Q4_K_M, Q5_K_M, "Q6_K", "Q8_0")
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, all of it
+Progress = Callable[[str, int, int], None]  # activity, amount done, total amount
 _SUFFIX = ".weight"
 _REPLACED = ("general.file_type", "general.quantization_version", "quantize.imatrix.")
 
@@ -33,11 +33,11 @@ def quantise(
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> int:
-    """Quantize a float GGUF file or Hugging Face folder, deterministically; return the bytes of its tensors.
+    """Quantize a float GGUF file or Hugging Face folder, deterministically; return the size of its tensors in bytes.
 
-    `text`: name and text for measuring input importance. Raises ModelFileError, GGUFError or SafetensorsError for an
-    unsupported source, InvalidRequestError for an unknown mix or short text, OperandError for unrepresentable values,
-    OSError. No file appears on failure.
+    text: name and content of a text to measure importance with. Raises ModelFileError, GGUFError or SafetensorsError
+    for an unsupported source, InvalidRequestError for an unknown mix or short text, OperandError for unrepresentable
+    values, OSError. If it fails, no file is created.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {quoted(mix)} is not supported; choices: {', '.join(MIXES)}", param="type")
@@ -46,7 +46,7 @@ def quantise(
     if text is None:
         return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
     floats = out.with_name(f".{out.name}.{os.getpid()}.floats")
-    try:  # the engine that reads the text needs a GGUF file
+    try:  # measuring importance requires a GGUF file
         convert(source, floats, _type_of(source), lambda done, total: progress("joining", done, total), threads)
         return _quantise_file(floats, out, mix, text, threads, progress)
     finally:
@@ -98,7 +98,7 @@ def _format(mix: str, tensor: QTensor, config: SmolLM3Config, is_tied: bool) -> 
 
 
 def _say_how(writer: GGUFWriter, mix: str, text_name: str, measured: Importance | None) -> None:
-    # The keys that llama.cpp writes.
+    # Adds the keys that llama.cpp writes.
     writer.add("general.quantization_version", 2, "uint32")
     writer.add("general.file_type", FILE_TYPES[mix], "uint32")
     if measured is not None:

@@ -1,10 +1,10 @@
 """Benchmark of token rates, relative to hardware ceilings measured in the same run.
 
 Decoding reads every weight and the whole cache once per token, so `read bandwidth / bytes read` is an upper bound on
-tokens per second for any engine. A rate is only meaningful as a share of that ceiling, measured within the same
-minutes.
+the tokens per second of any engine. A rate is only meaningful as a share of that ceiling, and only if both are measured
+within minutes of each other.
 
-Prefill, decode and batches are timed through the engine's public calls. Results include the machine's description,
+Prefill, decode and batches are timed through the engine's public calls. Results include a description of the machine,
 memory use and CPU steal time.
 """
 
@@ -43,20 +43,20 @@ from notso.smollm3.values.sampling_params import SamplingParams
 from notso.system import processors
 from notso.system.memory import huge_page_bytes, physical_memory
 
-# Prompt of negligible cost, used for "depth 0".
+# Length of a prompt of negligible cost, used for depth 0 (an empty context).
 SHORT_TOKENS = 8
 
 # New tokens of a prompt in time-to-first-token measurements.
 NEW_TURN_TOKENS = 16
 
-# Allowance for tokens that earlier sequences of a batch generate before the last one starts.
+# Additional tokens per sequence of a batch, so that the first sequences still run when the last one starts.
 LATE_TOKENS = 256
 
 POLL_S = 0.005
 
 SAMPLINGS = 20
 
-# Generation is restricted to the first WORDS words among the first AMONG_TOKENS tokens.
+# Generated tokens are restricted to the first WORDS words among the first AMONG_TOKENS tokens of the vocabulary.
 AMONG_TOKENS, WORDS, WORD_BIAS = 4096, 512, 100.0
 
 _NO_TIME = 1e-9
@@ -73,20 +73,20 @@ class EngineMeter:
         self._ids = np.array([i for i in range(tokenizer.vocab_size) if i not in special])
         texts = {i: tokenizer.token_text(i) for i in self._ids[:AMONG_TOKENS].tolist()}
         words = [i for i, text in texts.items() if text.isascii() and text.isalpha()]
-        # With whole words only, every token yields an event at once; partial characters would be held back.
+        # With whole words only, every token yields an event immediately; incomplete characters would be held back.
         self._only_words = dict.fromkeys(words[:WORDS], WORD_BIAS)
         self._laid: dict[int, list[int]] = {}
 
     def measure(self, task: Task) -> list[float]:
-        """Return the seconds per step. Raises EngineError."""
+        """Return the seconds of each step. Raises EngineError."""
         kind, tokens, last = task
         if kind == "prefill":
             return [self._prefill(tokens, last)]
         return self._decode(tokens, last) if kind == "decode" else self._batch(last, tokens)
 
     def first_token_s(self, depth: int) -> float:
-        """Return the seconds to the first token, with `depth` cached and 16 new tokens."""
-        prompt = self.prompt(depth, NEW_TURN_TOKENS)  # may itself prefill
+        """Return the seconds to the first token of a prompt with `depth` cached and 16 new tokens."""
+        prompt = self.prompt(depth, NEW_TURN_TOKENS)  # fills the cache if necessary
         asked = time.perf_counter()
         return self.watched(prompt, 1).times[0] - asked
 
@@ -101,10 +101,10 @@ class EngineMeter:
         return statistics.median(seconds)
 
     def read_bandwidth(self) -> float | None:
-        """Return the output head's read bandwidth in bytes per second, or None if too small or not on the CPU."""
+        """Return the bandwidth of reading the output head in bytes per second; None if it is small or on a GPU."""
         if self._engine.info.device != "cpu":
             return None
-        # Runs between two steps, so that nothing else computes meanwhile.
+        # `call` runs between two steps, so that no computation disturbs the measurement.
         head = self._engine._core.call(lambda: self._engine._runner.weights.lm_head)
         data = getattr(head, "data", None)
         if not isinstance(data, np.ndarray) or data.size < ceilings.WINDOW_BYTES:
@@ -115,7 +115,7 @@ class EngineMeter:
 
     def _prefill(self, tokens: int, depth: int) -> float:
         usage = self.watched(self.prompt(depth, tokens), 1).usage
-        # Any uncached part of `depth` was prefilled as well.
+        # If a part of `depth` was not cached, it was prefilled as well.
         return usage.prompt_ms / 1000 * tokens / max(1, usage.prompt_tokens - usage.cached_tokens)
 
     def _decode(self, tokens: int, depth: int) -> list[float]:
@@ -123,28 +123,30 @@ class EngineMeter:
         return self.watched(prompt, tokens + 1).steps[:tokens]
 
     def _batch(self, sequences: int, tokens: int) -> list[float]:
-        # Timed are the steps of the last sequence to start, while all others run.
+        # Only the steps of the last sequence to start are timed, while all the others run.
         prompts = [self.random_ids(SHORT_TOKENS) for _ in range(sequences)]
         params = self.params(tokens + LATE_TOKENS)
-        # Submitted between two steps: one by one, the first might finish before the last starts.
+        # All are submitted between two steps. If they were submitted one by one, the first might finish before the last
+        # starts.
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
-        # Wait for one token more than is timed: sequences notified first would otherwise seem to end before the others.
+        # Wait for one more token than is timed. The sequences are notified in turn after each step, so those notified
+        # first would otherwise seem to end before the last timed step.
         while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
             watch.stop()
         last = max(watches, key=lambda watch: watch.times[0] if watch.times else math.inf)
         if len(last.times) <= tokens or any(watch.times[-1] < last.times[tokens] for watch in watches):
-            raise EngineError(f"{sequences} answers were not generated concurrently: increase max_num_seqs")
+            raise EngineError(f"{sequences} sequences did not run concurrently: increase max_num_seqs")
         return last.steps[:tokens]
 
     def watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
         watch = GenerationWatch(self._engine.submit(prompt, self.params(tokens)))
         watch.finish()
         if len(watch.times) != tokens:
-            raise EngineError(f"{tokens} tokens were requested, but {len(watch.times)} were received one by one")
+            raise EngineError(f"{tokens} tokens were requested, but {len(watch.times)} were received")
         return watch
 
     def params(self, tokens: int) -> SamplingParams:
@@ -161,9 +163,9 @@ class EngineMeter:
         return self._laid.get(depth, []) + self.random_ids(new_tokens)
 
     def _lay(self, ids: list[int]) -> None:
-        # A step's time depends on how much the cache holds, not on its content. The first block is never copied: some
-        # cache formats store it separately.
-        # Two blocks are prefilled, and the second is copied.
+        # Fills the cache with `ids` cheaply: two blocks are prefilled, and the others are copies of the second one,
+        # because a step's time depends on the number of cached tokens, not on their content. The first block is not
+        # copied, because some cache formats store it separately.
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return
@@ -186,7 +188,7 @@ class EngineMeter:
         try:
             engine._core.call(copy)
         except OutOfBlocksError:
-            raise EngineError(f"the cache has no room for {len(ids):,} tokens") from None
+            raise EngineError(f"the cache is too small for {len(ids):,} tokens") from None
 
 
 class GenerationWatch:
@@ -208,7 +210,7 @@ class GenerationWatch:
                     self.times += [now] * (event.tokens - len(self.times))
 
     def finish(self) -> None:
-        """Wait for the end. Raises the engine's error."""
+        """Wait for the generation to end. Raises its error, if any."""
         for event in self._generation.events():
             if event.error is not None:
                 raise event.error
@@ -237,7 +239,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return date, CPU, memory, kernel and versions."""
+    """Return the date, CPU, memory, system and versions."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": cpu_name(),
@@ -256,15 +258,15 @@ def cpu_name() -> str:
 
 
 def probe_buffer(size_bytes: int) -> Bytes:
-    """Return a resident uint8 buffer."""
+    """Return a uint8 buffer in resident memory."""
     buffer = zeroed(size_bytes)
-    # Every page is written so that it exists.
+    # Writing to a page allocates it.
     buffer[:] = 93
     return buffer
 
 
 def resident_memory() -> dict[str, float]:
-    """Return resident memory in MB (10^6 bytes), mapped file included."""
+    """Return resident memory in MB (10^6 bytes), including the mapped file."""
     memory = process_memory()
     if not memory.resident_bytes:
         return {}
@@ -274,9 +276,9 @@ def resident_memory() -> dict[str, float]:
 
 
 class StolenTime:
-    """CPU time taken by the hypervisor since construction."""
+    """CPU time that the hypervisor gave to other machines since construction."""
 
-    # Above a few percent, measurements are unreliable.
+    # Measurements are unreliable if it exceeds a few percent.
     def __init__(self) -> None:
         self._before = processors.times()
 
@@ -289,16 +291,16 @@ class StolenTime:
 
 
 PROBE_BYTES = 1 << 30
-PROBE_READS = 3  # the first also faults the pages in; the best is the ceiling
+PROBE_READS = 3  # the fastest is the ceiling
 WAIT_SECONDS = 120.0
 
-# Pause after the probe's memory is freed: a virtual machine may return it to the host seconds later, which delays a
-# step or two by 0.1 s.
+# Pause after the memory of the bandwidth measurement is freed. A virtual machine may return it to the host seconds
+# later, which delays a step or two by 0.1 s.
 CALM_SECONDS = 3.0
 
 METHOD = (
-    "random prompts; greedy answers, timed token by token as a reader gets them; depth from copies of one block that "
-    "was read; everything measured in turns, medians count"
+    "random prompts; greedy decoding, timed per token as received by a client; contexts filled with copies of one "
+    "prefilled block; measurements interleaved; medians reported"
 )
 
 Progress = Callable[[str, int, int], None]
@@ -306,14 +308,14 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """Measurements to take, all of them once per repeat."""
+    """Measurements to take in each of `repeats` rounds."""
 
     prefill: tuple[tuple[int, int], ...] = ((512, 0),)  # (tokens, depth) of prompts
-    depths: tuple[int, ...] = (0,)  # context lengths for decoding
-    batches: tuple[int, ...] = (16,)  # concurrent sequences
+    depths: tuple[int, ...] = (0,)  # cached tokens before decoding starts
+    batches: tuple[int, ...] = (16,)  # numbers of concurrent sequences
     decode_tokens: int = 32
     repeats: int = 3
-    context_tokens: int | None = None  # None: as much as the plan needs
+    context_tokens: int | None = None  # None: as many as the plan needs
     threads: int | None = None
     device: str = "auto"
     kv: KVChoice = "auto"
@@ -358,13 +360,14 @@ class Samples:
 def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | None = None) -> dict[str, Any]:
     """Benchmark a model file (None: the demo) and return results under stable keys, rates in tokens per second.
 
-    Raises what Engine.load and Engine.submit raise, and EngineError if a measurement yields no time.
+    Raises the errors of Engine.load and Engine.submit, and EngineError if a measurement yields no time.
     """
-    # Rates have `tok_s` (median), `tok_s_min` and `tok_s_max`. `roofline` is decode's share of the best read bandwidth
-    # of the run, in order or in several places at a time; `roofline_beside` its share of the output head's bandwidth
-    # right before and after it (absent for a small head). `byte_tops`: peak of the kernels' instructions, 10^12
-    # operations per second. `load_s`: a load from a warm page cache, `first_load_s` the one before it. `fingerprint` is
-    # the same on any machine for this file and cache format.
+    # Each rate has `tok_s` (median), `tok_s_min` and `tok_s_max`. Other keys:
+    #   roofline         decode rate as a share of the limit set by the highest read bandwidth of the run
+    #   roofline_beside  the same for the output head's bandwidth right before and after decoding (not for small heads)
+    #   byte_tops        peak of the kernels' byte products, in 10^12 operations per second
+    #   first_load_s     time of the first load; `load_s`: of a second one, from a warm page cache
+    #   fingerprint      the same on any machine for this file and cache format
     report = progress or (lambda _what, _done, _total: None)
     stolen = StolenTime()
     first_load_s = _load_seconds(path, plan)
@@ -374,12 +377,12 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     peer: PeerProcess | None = None
     try:
         if plan.compare is not None:
-            report("loading the peer", 0, 1)
+            report("loading the other engine", 0, 1)
             info = engine.info
             peer = PeerProcess(plan.compare, Path(info.path), info.context_tokens, info.threads)
-            report("trying the peer's configurations", 0, 1)
+            report("trying the other engine's configurations", 0, 1)
             peer.tune(plan.tasks)
-        report("waiting for the weights' pages", 0, 1)
+        report("waiting until the weights are copied to memory", 0, 1)
         engine.wait_for_placement(WAIT_SECONDS)
         rounds = _Rounds(engine, plan, report, peer)
         rounds.run()
@@ -426,9 +429,9 @@ class _Rounds:
         self.theirs: dict[Task, Samples] = {task: Samples() for task in plan.tasks}
         self.first_token: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
         self.sampling_ms: dict[str, float] = {}
-        self.memory: dict[str, float] = {}  # maximum over all measurements
+        self.memory: dict[str, float] = {}  # maxima over all measurements
         self._steps: dict[Task, list[float]] = {task: [] for task in plan.tasks}
-        self._beside: dict[Task, list[float]] = {task: [] for task in plan.tasks}  # bytes per second
+        self._beside: dict[Task, list[float]] = {task: [] for task in plan.tasks}  # output head's bandwidth, bytes/s
 
     def run(self) -> None:
         # Tasks are interleaved so that a slow minute of the machine affects all of them.
@@ -495,7 +498,7 @@ class _Rounds:
         }
 
     def _measure_ceilings(self) -> None:
-        # The buffer is allocated anew each time, so that memory measured in between belongs to the engine alone.
+        # The buffer is allocated each time, so that memory measured in between is the engine's only.
         buffer = probe_buffer(self._plan.probe_bytes)
         best = {
             places: max(ceilings.read_bandwidth(buffer, places) for _ in range(PROBE_READS)) / 1e9
@@ -527,7 +530,7 @@ class _Rounds:
 def _rate(task: Task, seconds: list[float]) -> float:
     kind, tokens, last = task
     if sum(seconds) <= 0:
-        raise EngineError(f"no measurement of {_name(task)}")
+        raise EngineError(f"measuring {_name(task)} yielded no times")
     return tokens * (last if kind == "batch" else 1) / sum(seconds)
 
 
@@ -556,7 +559,7 @@ def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
         weights=plan.weights,
         kv=plan.kv,
         max_num_seqs=max([*plan.batches, 1]),
-        speculation=False,  # random weights repeat themselves, which would overstate speculation
+        speculation=False,  # random weights produce repetitive text, which would exaggerate the benefit of speculation
     )
     if (longest := engine.info.context_tokens) < plan.longest_tokens:
         engine.close()
@@ -572,7 +575,7 @@ def _load_seconds(path: Path | None, plan: BenchmarkPlan) -> float:
 
 
 def _weight_bytes(engine: Engine) -> int:
-    # One decoded token reads all weights: the tied embedding is also the output head.
+    # Decoding a token reads all weights, including the embedding, which is also the output head.
     with GGUFFile.open(Path(engine.info.path)) as file:
         return sum(tensor.nbytes for tensor in file.tensors.values())
 

@@ -1,6 +1,6 @@
-"""Contents and memory requirements of a GGUF file, as JSON-compatible values. Nothing is computed with the model.
+"""Contents and memory requirements of a GGUF file, as JSON-compatible values. The model is not loaded.
 
-A readable file that is not a SmolLM3 is shown as well; `problem` then says why it cannot run.
+Readable files of other models are shown as well; `problem` is the reason why they cannot run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.chat_template import KNOWN_TEMPLATES
 from notso.smollm3.text.vocabulary import CONTROL, USER_DEFINED
 
-MAX_SHOWN_TEXT = 200  # characters of a string
-MAX_SHOWN_ITEMS = 16  # of an array
+MAX_SHOWN_TEXT = 200  # longer strings are not shown, in characters
+MAX_SHOWN_ITEMS = 16  # longer arrays are not shown
 CONTEXTS = (8_192, 32_768, 65_536, 131_072)
 
 Scalar: TypeAlias = int | float | bool | str
@@ -31,7 +31,7 @@ Scalar: TypeAlias = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Metadata entry; `value` is None if too long, `length` counts items or characters."""
+    """Metadata entry; `value` is None if it is too long, `length` counts items or characters."""
 
     key: str
     type: str
@@ -61,7 +61,7 @@ class FormatTotal:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """Vocabulary and template of the file."""
+    """Vocabulary and chat template of the file."""
 
     kind: str
     pre: str
@@ -82,18 +82,18 @@ class CachePlan:
     bits_per_value: float
     bytes_per_token: int
     bytes_at: dict[int, int]  # context in tokens -> bytes
-    fits_tokens: int  # longest context for the memory available now: at most twice the trained one, in steps of 1,024
+    fits_tokens: int  # longest context that fits in available memory: at most twice the trained one, in steps of 1,024
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What running the file as a SmolLM3 takes."""
+    """Configuration and memory requirements of a SmolLM3 file."""
 
     config: dict[str, Any]
     nope_layers: tuple[int, ...]
     q6_k_layers: tuple[int, ...]  # where attn_v and ffn_down are both Q6_K
     tied_embeddings: bool
-    weight_bytes_per_token: int  # read for each generated token, without keys and values
+    weight_bytes_per_token: int  # weights read for each generated token
     kv_values_per_token: int
     cache: tuple[CachePlan, ...]
     available_bytes: int
@@ -109,7 +109,7 @@ class Inspection:
     gguf_version: int
     alignment: int
     data_offset: int
-    known_as: str | None  # a published file of the same length; only `verify` compares contents
+    known_as: str | None  # name of a published file of the same size; only `verify` compares contents
     parameters: int
     tensor_bytes: int
     bits_per_parameter: float
@@ -121,7 +121,7 @@ class Inspection:
     problem: str | None
 
     def as_dict(self, *, tensors: bool = True) -> dict[str, Any]:
-        """Return JSON values; non-finite numbers become text."""
+        """Return JSON values, with non-finite numbers as text."""
         plain: dict[str, Any] = _plain(asdict(self))
         if not tensors:
             del plain["tensors"]
@@ -129,7 +129,7 @@ class Inspection:
 
 
 def inspect_file(path: str | Path) -> Inspection:
-    """Read a GGUF header. Raises GGUFError."""
+    """Inspect a GGUF file's header. Raises GGUFError."""
     with GGUFFile.open(path) as file:
         run, problem = None, None
         try:
@@ -184,7 +184,7 @@ def _format_totals(tensors: Mapping[str, QTensor]) -> tuple[FormatTotal, ...]:
 
 
 def _tokenizer_info(metadata: Metadata) -> TokenizerInfo | None:
-    # Wrong types are left for the tokenizer to refuse.
+    # Values of wrong types are skipped; loading the tokenizer reports them.
     if "tokenizer.ggml.tokens" not in metadata:
         return None
 
@@ -215,7 +215,7 @@ def _run_info(metadata: Metadata, tensors: Mapping[str, QTensor]) -> RunInfo:
     config = SmolLM3Config.from_metadata(metadata)
     weights = SmolLM3Weights.from_tensors(tensors, config)
     tied = weights.lm_head is weights.embed_tokens
-    # Every weight is read per token except the embedding, of which one row is read, unless it is also the output head.
+    # A token reads every weight and one row of the embedding, which is read completely only as a tied output head.
     read = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes
     if not tied:
         read -= weights.embed_tokens.nbytes

@@ -1,7 +1,7 @@
-"""Perplexity of a model on a text, and divergence from another model, as in llama.cpp's perplexity tool.
+"""Perplexity of a model on a text, and divergence from another model, computed as in llama.cpp's perplexity tool.
 
-The tokens are split into windows of equal length; an incomplete last window is ignored. Each window is evaluated on its
-own, and the tokens of its second half are scored.
+The tokens are split into windows of equal length; an incomplete last window is ignored. Each window is evaluated
+separately, and only the tokens of its second half are scored.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from notso.smollm3.errors import InvalidRequestError
 WINDOW_TOKENS = 512  # llama.cpp's default
 
 LEAST_WINDOW = 16
-ROWS_AT_ONCE = 32  # rows in memory in double precision
+ROWS_AT_ONCE = 32  # rows converted to double precision at a time
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
-Progress: TypeAlias = Callable[[int, int], None]  # windows done, in all
+Progress: TypeAlias = Callable[[int, int], None]  # windows done, total windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean negative log probability."""
+    """Exponential of the mean negative log probability."""
 
     tokens: int
     perplexity: Estimate
@@ -50,26 +50,22 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Difference from a base model's probabilities.
-
-    kl: of the model from the base, in nats. same_top: share of positions with the same likeliest token. rms_change:
-    root mean square change in the probability of the text's tokens.
-    """
+    """Difference of a model's probabilities from a base model's."""
 
     base: Perplexity
     model: Perplexity
-    kl: Estimate  # of the model from the base, in nats
+    kl: Estimate  # KL divergence of the model from the base, in nats
     largest_kl: float
     kl_99: float
     median_kl: float
-    same_top: Estimate  # share of positions with the same likeliest token
+    same_top: Estimate  # share of positions with the same most likely token
     rms_change: float  # root mean square change in the probability of the text's tokens
 
 
 def perplexity(
     engine: Engine, text: str, *, window: int = WINDOW_TOKENS, progress: Progress | None = None
 ) -> Perplexity:
-    """Measure perplexity. Raises InvalidRequestError for a text under two windows or an oversized window."""
+    """Measure perplexity. Raises InvalidRequestError for a text shorter than two windows or an oversized window."""
     windows = _windows(engine, text, window)
     judged = []
     for number, ids in enumerate(windows):
@@ -82,7 +78,7 @@ def perplexity(
 def divergence(
     engine: Engine, base: Engine, text: str, *, window: int = WINDOW_TOKENS, progress: Progress | None = None
 ) -> Divergence:
-    """Compare two models. Raises as `perplexity`, or if tokenizations differ."""
+    """Compare two models. Raises as `perplexity`, and if tokenizations differ."""
     windows = _windows(engine, text, window)
     if windows != _windows(base, text, window):
         raise InvalidRequestError("the two models tokenize the text differently")
@@ -111,7 +107,9 @@ def divergence(
 def _windows(engine: Engine, text: str, window: int) -> list[list[int]]:
     most = engine.info.context_tokens
     if not LEAST_WINDOW <= window <= most:
-        raise InvalidRequestError(f"the window must have {LEAST_WINDOW} to {most:,} tokens (the context), not {window}")
+        raise InvalidRequestError(
+            f"the window must have {LEAST_WINDOW} to {most:,} tokens (the context length), not {window}"
+        )
     ids = engine.tokenize(text)
     if len(ids) < 2 * window:
         raise InvalidRequestError(f"the text has {len(ids):,} tokens; at least two windows of {window} are required")
@@ -119,7 +117,7 @@ def _windows(engine: Engine, text: str, window: int) -> list[list[int]]:
 
 
 def _second_half(engine: Engine, ids: Sequence[int]) -> Floats:
-    # Logits (L - L // 2 - 1, V) before each scored token.
+    # Returns the logits (L - L // 2 - 1, V) that predict the scored tokens.
     return engine.logits(ids)[len(ids) // 2 : -1]
 
 

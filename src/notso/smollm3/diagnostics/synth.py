@@ -1,7 +1,7 @@
-"""Random weights in SmolLM3's exact shapes and block formats, for benchmarks and tests.
+"""Model files with random weights in SmolLM3's exact shapes and block formats, for benchmarks and tests.
 
-The full size has the 326 tensors of the official Q4_K_M file (216 Q4_K, 37 Q6_K, 73 F32) at the same byte sizes.
-Tokenizer and chat template are taken from another file, and padded with reserved tokens to the vocabulary size.
+The full size has the 326 tensors of the official Q4_K_M file (216 Q4_K, 37 Q6_K, 73 F32) with the same sizes in bytes.
+Tokenizer and chat template are taken from another file; reserved tokens pad the tokenizer to the vocabulary size.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ CHUNK_BYTES = 8 << 20
 OFFICIAL_FORMATS = "official"
 DEMO_FILE = Path(__file__).parents[2] / "demo" / "demo.gguf"
 
-Progress: TypeAlias = Callable[[int, int], None]  # bytes written so far, bytes in all
+Progress: TypeAlias = Callable[[int, int], None]  # bytes written, total bytes
 TokenizerSource: TypeAlias = Mapping[str, Any] | GGUFFile | str | Path
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticShape:
-    """Sizes of a SmolLM3. Raises InvalidRequestError."""
+    """Dimensions of a SmolLM3 model. Raises InvalidRequestError."""
 
     layers: int = 36
     hidden: int = 2048
@@ -49,13 +49,15 @@ class SyntheticShape:
         ):
             value = getattr(self, name)
             if not 1 <= value <= limit:
-                raise InvalidRequestError(f"{name} is {value}, must be 1..{limit}", param=name)
+                raise InvalidRequestError(f"{name} must be 1..{limit}, not {value}", param=name)
         if self.hidden % self.heads or self.hidden // self.heads % 2:
             raise InvalidRequestError(
-                f"hidden {self.hidden} must divide into {self.heads} heads of even size", param="heads"
+                f"hidden ({self.hidden}) must be divisible into {self.heads} heads of even size", param="heads"
             )
         if self.heads % self.kv_heads:
-            raise InvalidRequestError(f"kv_heads {self.kv_heads} must divide heads {self.heads}", param="kv_heads")
+            raise InvalidRequestError(
+                f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})", param="kv_heads"
+            )
 
     @property
     def kv_width(self) -> int:
@@ -67,7 +69,7 @@ def synthetic_tensors(
 ) -> list[tuple[str, tuple[int, ...], Format]]:
     """Return name, numpy shape and format of each tensor, in file order.
 
-    `formats`: "official" (Q4_K_M) or a format of all matrices; norms are always F32. Raises InvalidRequestError.
+    `formats`: "official" (Q4_K_M) or one format for all matrices; norms are always F32. Raises InvalidRequestError.
     """
     if formats != OFFICIAL_FORMATS and formats not in FORMATS_BY_NAME:
         choices = ", ".join([OFFICIAL_FORMATS, *FORMATS_BY_NAME])
@@ -111,11 +113,11 @@ def write_synthetic(
     formats: str = OFFICIAL_FORMATS,
     progress: Progress | None = None,
 ) -> int:
-    """Write a GGUF file of random weights, deterministically and in little memory; return the bytes of its tensors.
+    """Write a GGUF file of random weights, which depend only on the arguments; return the size of its tensors.
 
-    tokenizer: GGUF file, metadata or `tokenizer.json`. template: chat template; default: the tokenizer file's, or a
-    neighboring `chat_template.jinja`. Further defaults: the demo model's. Raises InvalidRequestError for invalid sizes,
-    ModelFileError for an unusable tokenizer, GGUFError, OSError.
+    tokenizer: GGUF file, metadata or `tokenizer.json`; default: the demo model's. template: chat template; default: the
+    tokenizer file's, a `chat_template.jinja` next to it, or the demo model's. Raises InvalidRequestError for invalid
+    sizes, ModelFileError for an unusable tokenizer, GGUFError, OSError.
     """
     shape = SyntheticShape(layers, hidden, ffn, heads, kv_heads, vocab)
     tensors = synthetic_tensors(shape, formats)
@@ -175,7 +177,7 @@ def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str
     tokens = gguf_list(metadata, "tokenizer.ggml.tokens", str)
     kinds = gguf_list(metadata, "tokenizer.ggml.token_type", int)
     if len(tokens) != len(kinds):
-        raise ModelFileError(f"tokenizer.ggml.token_type has {len(kinds)} entries, tokens has {len(tokens)}")
+        raise ModelFileError(f"tokenizer.ggml.token_type has {len(kinds)} entries, but there are {len(tokens)} tokens")
     if vocab < len(tokens):
         raise InvalidRequestError(f"vocab {vocab} is smaller than the tokenizer's {len(tokens)} tokens", param="vocab")
     taken, number = set(tokens), 0

@@ -1,12 +1,13 @@
 """Verification of a model file's integrity and of this machine's kernels.
 
-Four checks: the SHA-256 against the published files; the structure (shapes, roles, finite scales); tokenizer and chat
-template, constructed as for an engine; and for every tensor a product by the native kernels against two references: the
-same product in float64 on dequantized weights, and, for quantized formats, the bit-exact numpy reference. A row's error
-is relative to |x| |w|, the largest its product could be, so that a sum near zero does not count as an error.
+There are four checks: the SHA-256 against the published files; the structure (shapes, roles, finite scales); the
+tokenizer and chat template, constructed as for an engine; and for every tensor a product by the native kernels against
+two references: the same product in float64 with dequantized weights, and, for quantized formats, the bit-exact numpy
+reference. A row's error is relative to |x| |w|, the largest possible product, so that a product near zero does not
+count as an error.
 
-The fingerprint is a short hash of what a model computes, equal on every machine, kernel family and device. Kernels are
-bit-exact everywhere: different hashes mean different files, cache formats or releases, or a fault.
+The fingerprint is a short hash of what a model computes. It is the same on every machine, kernel family and device, so
+a different fingerprint means a different file, cache format or release, or a fault.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Prompt tokens, which depend only on the vocabulary size, and tokens generated after them.
+# Number of prompt tokens, which depend only on the vocabulary size, and of tokens generated after them.
 IDS, WRITTEN = 48, 16
 
 HEX_DIGITS = 16
@@ -56,19 +57,19 @@ def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:HEX_DIGITS]
 
 
-SAMPLED_ROWS = 128  # of each matrix, evenly spaced, including the first and the last
+SAMPLED_ROWS = 128  # rows checked per matrix, evenly spaced, including the first and the last
 INPUTS = 2
 SCALE_CHUNK_BYTES = 16 << 20
 
-# Activations are rounded to 8 bits: an error of up to max|x| / 254 in each of the 256 values of a block, accumulating
-# at random. Measured with normal inputs: 0.0020 in rows of 256, 0.0007 in rows of 2,048. Swapped nibbles or scales give
-# 0.02 and more.
+# Activations are rounded to 8 bits, with an error of up to max|x| / 254 in each of a block's 256 values. With normal
+# inputs, rows of 256 values have a relative error of 0.0020, and rows of 2,048 values one of 0.0007. Swapped nibbles or
+# scales give 0.02 and more.
 QUANTISED_TOLERANCE = 0.003
-# float32 sums against float64: measured 3e-8.
+# The measured error of float32 sums is 3e-8.
 FLOAT_TOLERANCE = 1e-6
 
 Floats: TypeAlias = npt.NDArray[np.float32]
-Progress: TypeAlias = Callable[[str, int, int], None]  # what is being done, done, in all
+Progress: TypeAlias = Callable[[str, int, int], None]  # activity, bytes done, total bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class TensorCheck:
     format: str
     shape: tuple[int, ...]
     rows_checked: int
-    # Of the worst sampled row, relative to |x| |w|; None if nothing was multiplied (norms, tensors with bad scales).
+    # Error of the worst sampled row, relative to |x| |w|; None if no product was computed (norms, invalid scales).
     worst_error: float | None
     tolerance: float | None
     problem: str | None
@@ -94,12 +95,12 @@ class Verification:
     sha256: str | None
     known_as: str | None  # the published file with the same contents, or None
     structure_problem: str | None
-    prompt_problem: str | None  # of the tokenizer or chat template
+    prompt_problem: str | None  # with the tokenizer or chat template
     tensors: tuple[TensorCheck, ...]
 
     @property
     def worst(self) -> TensorCheck | None:
-        """The multiplied tensor with the largest error, or None."""
+        """The tensor with the largest error, or None."""
         measured = [check for check in self.tensors if check.worst_error is not None]
         return max(measured, key=lambda check: check.worst_error or 0.0, default=None)
 
@@ -122,7 +123,7 @@ class Verification:
 def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress | None = None) -> Verification:
     """Run all checks and store the hash for `notso list`. Raises GGUFError.
 
-    progress: "hashing" with bytes of the file, then "checking" with bytes of tensors.
+    progress: called with "hashing" and bytes of the file, then with "checking" and bytes of tensors.
     """
     path = Path(path)
     report = progress or (lambda what, done, total: None)
@@ -151,13 +152,13 @@ def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress 
 
 
 def verify_tensors(file: GGUFFile, *, seed: int = 0) -> Iterator[TensorCheck]:
-    """Check all tensors in file order, with inputs from `seed` and width."""
+    """Check all tensors in file order. Inputs depend on `seed` and the width of a tensor."""
     for tensor in file.tensors.values():
         yield check_tensor(tensor, seed=seed)
 
 
 def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
-    """Check scales, and the products of sampled rows."""
+    """Check a tensor's scales and the products of sampled rows."""
     tolerance = FLOAT_TOLERANCE if tensor.format.is_float else QUANTISED_TOLERANCE
 
     def result(rows: int, error: float | None, problem: str | None) -> TensorCheck:
@@ -169,9 +170,11 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
         what = "value" if tensor.format.is_float else "scale"
         return result(0, None, f"row {bad} has a {what} that is NaN or infinite")
     if len(tensor.shape) == 1:
-        return result(0, None, None)  # a norm: never multiplied as a matrix
+        return result(0, None, None)  # norms are not matrices
     if not tensor.format.is_float and tensor.cols % 256:
-        return result(0, None, f"rows of {tensor.cols} values cannot be multiplied: they must be a multiple of 256")
+        return result(
+            0, None, f"rows of {tensor.cols} values cannot be multiplied; the number must be a multiple of 256"
+        )
     sample = _sampled_rows(tensor)
     x = np.random.default_rng([seed, tensor.cols]).standard_normal((INPUTS, tensor.cols), np.float32)
     backend = CPU()
@@ -180,14 +183,14 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
     product = backend.download(out)
     error = _worst_error(product, x, sample)
     if not error <= tolerance:
-        return result(sample.rows, error, f"relative error {error:.2g}, at most {tolerance:.2g} is right")
+        return result(sample.rows, error, f"relative error of {error:.2g}; at most {tolerance:.2g} is allowed")
     if not tensor.format.is_float and not np.array_equal(product, matmul_q8k(x, sample)):
-        return result(sample.rows, error, "the product differs from the reference's in its last bits")
+        return result(sample.rows, error, "the product differs from the reference in its last bits")
     return result(sample.rows, error, None)
 
 
 def _first_bad_row(tensor: QTensor) -> int | None:
-    # All scales (float formats: all values) are read, a few megabytes at a time.
+    # Reads all scales (all values of float formats), a few megabytes at a time.
     step = max(1, SCALE_CHUNK_BYTES // tensor.row_bytes)
     for start in range(0, tensor.rows, step):
         scales = scales_of(tensor.format, tensor.row_data(start, min(start + step, tensor.rows)))
@@ -205,9 +208,9 @@ def _sampled_rows(tensor: QTensor) -> QTensor:
 
 
 def _worst_error(product: Floats, x: Floats, weight: QTensor) -> float:
-    """Return the largest |product - wanted| / (|x| |w|)."""
+    # Returns the largest |product - exact product| / (|x| |w|).
     weights = weight.dequantise().astype(np.float64)
-    wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # not BLAS: its threads would compete for the cores
+    wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # BLAS threads would compete for the cores
     largest = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
     worst = float((np.abs(product - wanted) / np.where(largest > 0, largest, 1.0)).max())
     return worst if math.isfinite(worst) else math.inf

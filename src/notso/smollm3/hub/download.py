@@ -1,10 +1,10 @@
-"""Resumable download into the Hugging Face cache, verified before the file becomes visible.
+"""Resumable downloads to the Hugging Face cache, verified before the file becomes visible.
 
-huggingface_hub locates the file and provides the session. The transfer is implemented here because that library (2.4)
-discards a partial file when its process ends, and publishes a file before it is hashed.
+huggingface_hub locates the file and provides the HTTP session. The transfer is implemented here because that library
+(2.4) discards a partial file when its process ends, and makes a file visible before it is hashed.
 
-Each redirect is validated before it is followed. By default the HTTP library follows twenty redirects to anywhere,
-including from https to http and to hosts of the local network.
+Each redirect is validated before it is followed, because the HTTP library by default follows up to twenty redirects to
+any address, including from https to http and to hosts of the local network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from notso.system.files import lock, sync
 if TYPE_CHECKING:
     import httpx2
 
-MAX_REDIRECTS = 5  # one is usual: from the Hub to its content network
+MAX_REDIRECTS = 5  # usually there is one, from the Hub to its content network
 
 
 @contextlib.contextmanager
@@ -46,11 +46,11 @@ def followed(
 ) -> Iterator[httpx2.Response]:
     """Yield the final, unread response of `url` after validated redirects.
 
-    leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for refused
-    redirects, and httpx2.HTTPError.
+    leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for a forbidden
+    redirect, and httpx2.HTTPError.
     """
-    # All addresses must be https, except on this machine if the first one is http there. Redirects reach the local
-    # network only from within it. The Authorization header never leaves the first origin.
+    # All addresses must be https; http is allowed only on this machine, if the first address is http, too. Redirects to
+    # the local network are allowed only from it. The Authorization header is sent only to the first origin.
     first = require_safe(url)
     at_home = _is_local(first)
     sent = dict(headers)
@@ -71,7 +71,7 @@ def followed(
 
 
 def require_safe(url: str) -> SplitResult:
-    """Parse a permitted first address. Raises DownloadError."""
+    """Parse a URL. Raises DownloadError unless it is https, or http on this machine."""
     parts = _split(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(parts)):
         raise DownloadError(f"models are downloaded over https only, not from {parts.scheme}://{parts.hostname}")
@@ -91,7 +91,7 @@ def _require_safe_hop(url: str, first: SplitResult, at_home: bool) -> None:
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises if it is none
+        _ = parts.port  # raises ValueError for an invalid port
     except ValueError:
         raise DownloadError(f"{quoted(url)} is not a URL") from None
     if not parts.hostname:
@@ -108,8 +108,8 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 
 def _is_local(parts: SplitResult) -> bool:
-    # True if any address of the host is not globally routable. A name that does not resolve is left to the proxy; a
-    # name that changes its address later has no certificate there.
+    # Returns whether any address of the host is not globally routable. A name that does not resolve may be resolved by
+    # a proxy. If a name resolves to a local address later, that host cannot have the name's certificate.
     try:
         found = socket.getaddrinfo(parts.hostname, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -118,7 +118,7 @@ def _is_local(parts: SplitResult) -> bool:
     return any(not (getattr(each, "ipv4_mapped", None) or each).is_global or each.is_multicast for each in addresses)
 
 
-RETRIES = 5  # in a row, without progress
+RETRIES = 5  # consecutive attempts without progress
 TIMEOUT_S = 20.0
 SPARE_BYTES = 64 << 20  # kept free on the disk
 _CHUNK_BYTES = 1 << 20
@@ -128,7 +128,7 @@ _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A verified file, and the bytes transferred."""
+    """A verified file, and the numbers of bytes transferred."""
 
     path: Path
     sha256: str
@@ -139,7 +139,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """Disk space for a download. `have_bytes`: from an earlier attempt."""
+    """Disk space for a download. `have_bytes`: size of a partial file."""
 
     folder: Path
     have_bytes: int
@@ -154,7 +154,7 @@ class DownloadPlan:
 def plan_download(
     file: KnownFile, free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
 ) -> DownloadPlan:
-    """Return the disk space needed, without network access."""
+    """Return the disk space needed, without using the network."""
     part = part_path(file)
     there = next(each for each in part.parents if each.exists())
     have = part.stat().st_size if part.exists() else 0
@@ -162,12 +162,12 @@ def plan_download(
 
 
 def part_path(file: KnownFile) -> Path:
-    """Return the partial file's path."""
+    """Return the path of the partial file."""
     return registry.blob_path(file).with_name(f"{file.sha256}.incomplete")
 
 
 def is_offline() -> bool:
-    """Return whether Hugging Face's variables forbid the network."""
+    """Return whether Hugging Face's variables disable the network."""
     return any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
@@ -185,7 +185,7 @@ def pull(
     Raises DownloadError; a partial file is kept, unless its hash is wrong.
     """
     report = progress or (lambda _what, _done, _total: None)
-    # Read at huggingface_hub's first import, below: otherwise the library sends telemetry.
+    # Must be set before huggingface_hub is imported, or the library sends telemetry.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if not force and (present := registry.find_local(file)) is not None:
         return _prove_present(file, present, report)
@@ -307,7 +307,7 @@ def _prove_present(file: KnownFile, path: Path, report: Progress) -> Pulled:
 
 @contextlib.contextmanager
 def _only_one(wanted: KnownFile) -> Iterator[None]:
-    # huggingface_hub takes the same lock for the same file.
+    # This is the lock that huggingface_hub acquires for the same file.
     folder = registry.hub_cache() / ".locks" / registry.repository_folder(wanted).name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{wanted.sha256}.lock").open("w") as file:
@@ -327,7 +327,7 @@ def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:
     if not plan.fits:
         raise NoSpaceError(
             Sentence(
-                f"{file.filename} needs {plan.needed_bytes / 1e9:.2f} GB more on the disk of {plan.folder}, "
+                f"{file.filename} needs {plan.needed_bytes / 1e9:.2f} GB more on the disk of {plan.folder}, but only "
                 f"{plan.free_bytes / 1e9:.2f} GB are free",
                 "download_space",
                 file=file.filename,
@@ -347,7 +347,7 @@ def _locate(file: KnownFile) -> str:
     url = hf_hub_url(file.repository, file.filename, revision=file.revision, endpoint=endpoint)
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
-        # A redirect to another host already carries the file's metadata; the token must not be sent there.
+        # A redirect to another host already has the file's metadata, so it need not be followed.
         with followed(get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False) as response:
             if response.status_code >= 400:
                 raise DownloadError(f"{endpoint} refused {file.filename}: {_status(response)}")
@@ -360,7 +360,7 @@ def _locate(file: KnownFile) -> str:
         raise DownloadError(
             f"{endpoint} has a different {file.filename}: expected {file.size_bytes:,} bytes, got {size:,}"
         )
-    # The ETag of a large file is its SHA-256; any other form comes from a mirror and is meaningless.
+    # On the Hub, the ETag of a large file is its SHA-256; mirrors may send other ETags, which are ignored.
     if len(etag) == 64 and etag != file.sha256:
         raise DownloadError(
             f"{endpoint} has a different {file.filename}: expected SHA-256 {file.sha256}, got {quoted(etag)}"
@@ -369,7 +369,7 @@ def _locate(file: KnownFile) -> str:
 
 
 def _offered(response: httpx2.Response) -> tuple[int | None, str]:
-    # Redirects carry length and ETag in Hub-specific headers.
+    # Redirects have length and ETag in Hub-specific headers.
     headers = response.headers
     size = str(headers.get("X-Linked-Size") or (not response.is_redirect and headers.get("Content-Length")) or "")
     etag = str(headers.get("X-Linked-ETag") or headers.get("ETag") or "")
@@ -384,7 +384,7 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
         before = part.received
         try:
             _transfer(url, part, report)
-            reason = "the server sent less than announced"
+            reason = "the server sent fewer bytes than announced"
         except (_Interrupted, httpx2.HTTPError) as error:
             reason = _reason(error)
         if part.complete:
@@ -404,14 +404,14 @@ def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], Non
 
 
 def _transfer(url: str, part: _Part, report: Progress) -> None:
-    # _Interrupted and httpx2.HTTPError are transient.
+    # Raises _Interrupted or httpx2.HTTPError for transient failures.
     from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     if part.size:
         headers["Range"] = f"bytes={part.size}-"
-    # Every request starts at the Hub: the signed URLs that it redirects to expire.
+    # Every request starts at the Hub, because the signed URLs that it redirects to expire.
     with followed(get_session(), "GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         if response.status_code in _TRANSIENT_STATUS:
             raise _Interrupted(_status(response))
@@ -421,10 +421,10 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
         if response.status_code not in (200, 206):
             raise DownloadError(f"the server refused {part.name}: {_status(response)}")
         if part.size and response.status_code == 200:
-            part.restart()  # the server ignores ranges and sends everything
+            part.restart()  # the server ignores ranges and sends the whole file
         elif part.size and not response.headers.get("Content-Range", "").startswith(f"bytes {part.size}-"):
             raise DownloadError(f"the server sent a different range of {part.name} than requested")
-        for chunk in response.iter_raw():  # unbuffered: a larger buffer would be lost in a disconnect
+        for chunk in response.iter_raw():  # unbuffered, because a disconnect would lose a larger buffer
             part.append(chunk)
             report("downloading", part.size, part.total)
 
@@ -437,7 +437,7 @@ def _put_in_place(file: KnownFile, arrived: Path) -> Path:
     try:
         snapshot.symlink_to(os.path.relpath(blob, snapshot.parent))
     except OSError:
-        blob.replace(snapshot)  # a file system without symbolic links
+        blob.replace(snapshot)  # the file system has no symbolic links
     return snapshot
 
 

@@ -1,10 +1,10 @@
 """Official model files, and model files on this machine.
 
-The Hugging Face cache is used in place and unchanged, so files are shared with other programs. Nothing here uses the
-network; `download` does.
+Files in the Hugging Face cache are used in place, so they are shared with other programs. This module does not use the
+network.
 
-The stores of Ollama, LM Studio and llama.cpp are searched, too, without changing them. Files are identified by their
-first bytes, not by name.
+The model folders (stores) of Ollama, LM Studio and llama.cpp are searched, too, but never changed. Files are identified
+by their first bytes, not by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Store = Literal["ollama", "lm studio", "llama.cpp"]
 
 MAX_MANIFESTS = 2_000
 MAX_MANIFEST_BYTES = 1 << 20
-# The architecture is near the beginning of the metadata; no known converter writes it after the vocabulary.
+# All known converters write the architecture near the beginning of the metadata, before the vocabulary.
 HEAD_BYTES = 64 << 10
 
 _ARCHITECTURE = b"general.architecture" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"smollm3"
@@ -42,7 +42,7 @@ _OLLAMA_REGISTRY, _OLLAMA_NAMESPACE = "registry.ollama.ai", "library"
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A file, and its name in the store."""
+    """A file and its name in a store."""
 
     name: str
     path: Path
@@ -50,7 +50,7 @@ class StoredModel:
 
 
 def is_smollm3(path: Path) -> bool:
-    """Return whether a file starts as a SmolLM3 GGUF, not an adapter."""
+    """Return whether a file is a SmolLM3 GGUF model, judging by its beginning."""
     try:
         with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
             head = file.read(HEAD_BYTES)
@@ -60,7 +60,7 @@ def is_smollm3(path: Path) -> bool:
 
 
 def stored_models() -> list[StoredModel]:
-    """Return each SmolLM3 file once."""
+    """Return the SmolLM3 files in the stores, each once."""
     found: dict[Path, StoredModel] = {}
     for model in (*_of_ollama(), *_of_folders()):
         if is_smollm3(model.path):
@@ -70,7 +70,7 @@ def stored_models() -> list[StoredModel]:
 
 def _of_ollama() -> Iterator[StoredModel]:
     asked = os.environ.get("OLLAMA_MODELS")
-    # Ollama stores files by hash, and names in manifests: registry/namespace/model/tag.
+    # Ollama names files by hash, and stores manifests as registry/namespace/model/tag.
     roots = [Path(asked)] if asked else [_home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     for root in roots:
         for number, manifest in enumerate(_files(root / "manifests", "*/*/*/*")):
@@ -94,7 +94,7 @@ def _ollama_blob(root: Path, manifest: Path) -> Path | None:
 
 
 def _of_folders() -> Iterator[StoredModel]:
-    # LM Studio: publisher/repository/file. llama.cpp: a single folder.
+    # LM Studio stores publisher/repository/file; llama.cpp has a single folder.
     home = _home()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     for root in (home / ".lmstudio/models", cache / "lm-studio/models"):
@@ -125,7 +125,7 @@ Verified = Literal["yes", "no", "wrong size", "built in"]
 Where = Literal["built in", "cache", "folder"] | Store
 
 _HASH_CHUNK_BYTES = 4 << 20
-DEMO_QUANTISATION = "Q4_K_M"  # not in its name; opening every file would be slow
+DEMO_QUANTISATION = "Q4_K_M"  # not in the demo's file name; opening the file would be slow
 _QUANTISATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
 
 
@@ -172,8 +172,8 @@ KNOWN_FILES: tuple[KnownFile, ...] = (
 class LocalModel:
     """A model file on this machine."""
 
-    # `verified` is "yes" only if the SHA-256 matched a published one. `is_smollm3` is judged by the file's first bytes;
-    # named folders also list other files.
+    # `verified` is "yes" only if the SHA-256 matches that of a published file. `is_smollm3` can be False only for files
+    # in folders given by the user.
     name: str
     path: Path
     size_bytes: int
@@ -184,14 +184,14 @@ class LocalModel:
 
 
 def official_files() -> tuple[KnownFile, ...]:
-    """Return downloadable files, default first."""
+    """Return downloadable files, with the default first."""
     return KNOWN_FILES
 
 
 def known_file(name: str) -> KnownFile:
-    """Return the official file of a name: `smollm3-3b`, `Q8_0`, `owner/repository:Q8_0`, a file name.
+    """Return the official file with a name such as `smollm3-3b`, `Q8_0`, `owner/repository:Q8_0` or a file name.
 
-    Raises InvalidRequestError listing the choices.
+    Raises InvalidRequestError, which lists the choices.
     """
     wanted = name.strip().lower()
     model, _, quantisation = wanted.partition(":")
@@ -230,12 +230,12 @@ def cached_files(repository: str) -> list[Path]:
 
 
 def snapshot_path(file: KnownFile) -> Path:
-    """Return the path of the readable link."""
+    """Return the path of the link with the file's name."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
 
 
 def find_local(file: KnownFile) -> Path | None:
-    """Return a cached copy, of any revision, with the expected length; its hash is unchecked."""
+    """Return a cached copy, of any revision, with the expected size; its hash is not checked."""
     snapshots = repository_folder(file) / "snapshots"
     for path in [snapshot_path(file), *sorted(snapshots.glob(f"*/{glob.escape(file.filename)}"))]:
         if _size(path) == file.size_bytes:
@@ -244,14 +244,14 @@ def find_local(file: KnownFile) -> Path | None:
 
 
 def demo_path() -> Path:
-    """Return the bundled demo model."""
+    """Return the path of the bundled demo model."""
     return Path(__file__).parents[2] / "demo" / "demo.gguf"
 
 
 def resolve_model(given: str | Path | None = None) -> Path | None:
-    """Return the given path or name, NOTSO_MODEL, a cached official file, or None.
+    """Return the path of a model: `given` or NOTSO_MODEL (a path or name), else a cached official file or None.
 
-    Raises ModelFileError if it does not exist.
+    Raises ModelFileError if the model does not exist.
     """
     named = given or os.environ.get("NOTSO_MODEL")
     if named:
@@ -292,7 +292,7 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
 
 
 def quantisation_in(filename: str) -> str | None:
-    """Return `Q4_K_M` for `SmolLM3-Q4_K_M.gguf`."""
+    """Return the type in a file name: `Q4_K_M` for `SmolLM3-Q4_K_M.gguf`."""
     found = _QUANTISATION.search(filename)
     return found.group(1) if found else None
 
@@ -320,8 +320,9 @@ _writing_ledger = threading.Lock()
 def remember_hash(path: Path, sha256: str) -> None:
     """Store a hash by path, size and modification time."""
     target = _ledger_path()
-    # Downloads run side by side. What another process adds at the same moment may be lost: it hashes that file again.
-    with _writing_ledger, contextlib.suppress(OSError):  # as it does where the home is not writable
+    # The lock serializes downloads in this process. An entry that another process writes at the same moment may be
+    # lost, and nothing is stored if the folder is not writable; files without an entry are hashed again.
+    with _writing_ledger, contextlib.suppress(OSError):
         ledger = _read_ledger()
         ledger[str(path.resolve())] = [*_fingerprint(path), sha256]
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -331,7 +332,7 @@ def remember_hash(path: Path, sha256: str) -> None:
 
 
 def remembered_hash(path: Path) -> str | None:
-    """Return a stored hash, unless the file changed."""
+    """Return the stored hash, or None if the file has changed."""
     entry = _read_ledger().get(str(path.resolve()))
     if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != _fingerprint(path):
         return None
@@ -339,7 +340,7 @@ def remembered_hash(path: Path) -> str | None:
 
 
 def _described_by(name: str, path: Path, where: Store) -> LocalModel:
-    # Blob names carry no information, so the store's name for the file is used.
+    # A blob is named by hash, so the store's name for the file is used.
     found = _describe(path, where)
     return replace(found, name=name, quantisation=found.quantisation or quantisation_in(name.replace(":", "-")) or "")
 
@@ -406,7 +407,7 @@ def fetched_model(name: str) -> LocalModel:
     found = [model for model in local_models() if model.name.lower() in wanted or str(model.path) == name]
     cached = [model for model in found if model.where == "cache"]
     if len({model.path.resolve() for model in cached}) > 1:
-        raise InvalidRequestError(f"several files are named {name}; use the path instead", param="name")
+        raise InvalidRequestError(f"several files are named {name}; specify the path", param="name")
     if cached:
         return cached[0]
     if not found:
@@ -418,7 +419,7 @@ def fetched_model(name: str) -> LocalModel:
 
 
 def remove(model: LocalModel) -> int:
-    """Remove the file and its links; return the bytes freed."""
+    """Remove a cached file and its links; return the number of bytes freed."""
     blob = model.path.resolve()
     repository = model.path.parents[2]
     freed = blob.stat().st_size
@@ -427,6 +428,6 @@ def remove(model: LocalModel) -> int:
             name.unlink()
             if not any(name.parent.iterdir()):
                 name.parent.rmdir()
-    # A process that has the file open keeps its bytes until it ends.
+    # The disk space is freed once no process has the file open.
     blob.unlink(missing_ok=True)
     return freed

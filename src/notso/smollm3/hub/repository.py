@@ -1,4 +1,4 @@
-"""Model files of any Hub repository, with the length and hash that the Hub reports."""
+"""Model files of any Hub repository, with the size and hash that the Hub reports."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def is_repository(name: str) -> bool:
-    """Return whether a name is `owner/repository`, optionally with a type."""
+    """Return whether a name is `owner/repository`, optionally with `:QUANTISATION`."""
     return _REPOSITORY.fullmatch(name.strip().partition(":")[0]) is not None
 
 
 def is_downloadable(name: str) -> bool:
-    """Return whether a name is an official file's or a repository's, and not a path."""
+    """Return whether a name denotes an official file or a repository, and not a path."""
     try:
         known_file(name)
     except InvalidRequestError:
@@ -40,7 +40,7 @@ def is_downloadable(name: str) -> bool:
 
 
 def find_cached(name: str) -> Path | None:
-    """Return the file that `owner/repository[:QUANTISATION]` named when it was downloaded, without the network."""
+    """Return the cached file of `owner/repository[:QUANTISATION]`, without using the network."""
     repository, _, quantisation = name.strip().partition(":")
     found = {(quantisation_in(path.name) or path.name).upper(): path for path in cached_files(repository)}
     wanted = quantisation.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found), ""))
@@ -73,14 +73,14 @@ def _listing(repository: str) -> Mapping[str, Any]:
         with download.followed(get_session(), "GET", url, headers=build_hf_headers(), timeout=TIMEOUT_S) as response:
             if response.status_code in (401, 403, 404):
                 raise DownloadError(
-                    f"{endpoint} has no repository {repository}, or it is private: log in with `hf auth login`"
+                    f"{endpoint} has no repository {repository}, or it is private; log in with `hf auth login`"
                 )
             if response.status_code != 200:
                 raise DownloadError(f"{endpoint} cannot list {repository}: HTTP {response.status_code}")
             for chunk in response.iter_bytes():
                 received += chunk
                 if len(received) > MAX_LISTING_BYTES:
-                    raise DownloadError(f"{endpoint} returned too long a list of {repository}")
+                    raise DownloadError(f"{endpoint} returned a list of {repository} that is too long")
     except (httpx2.HTTPError, OSError) as error:
         raise DownloadError(f"{endpoint} cannot be reached: {str(error) or type(error).__name__}") from error
     try:
@@ -95,7 +95,7 @@ def _listing(repository: str) -> Mapping[str, Any]:
 def _choice(repository: str, quantisation: str, listing: Mapping[str, Any]) -> KnownFile:
     commit = listing.get("sha")
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise DownloadError(f"the Hub returned no commit of {repository}")
+        raise DownloadError(f"the Hub returned no commit hash for {repository}")
     found = {}
     for each in listing["siblings"]:
         file = _file(repository, commit, each)
@@ -111,7 +111,7 @@ def _choice(repository: str, quantisation: str, listing: Mapping[str, Any]) -> K
 
 
 def _file(repository: str, commit: str, given: Any) -> KnownFile | None:
-    # None unless it is a standalone model with a hash.
+    # Returns None unless the file is a complete model with a hash.
     name, lfs = (given.get("rfilename"), given.get("lfs")) if isinstance(given, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(lfs, dict):
         return None

@@ -1,4 +1,4 @@
-"""Preallocated arrays of a forward step; smaller steps are slices."""
+"""Preallocated arrays for forward steps; a smaller step uses slices of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Numbers = Sequence[int]
 
 SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "logits")  # one row per sampled token
 SHARED = ("backend", "adapted", "inner")  # common to all slices of a step
-MOST_INNER = 3  # products with an adapter's A from the same rows
+MOST_INNER = 3  # most A matrices of an adapter that multiply the same rows (q, k and v)
 
 
 class InputBatch:
-    """Arrays of a step: `rows` tokens, `sampled` with logits. Allocated once and reused."""
+    """Arrays for a step of `rows` tokens, `sampled` of which get logits. Allocated once."""
 
     def __init__(self, backend: Backend, config: SmolLM3Config, rows: int, sampled: int) -> None:
         def numbers(count: int) -> Array:
@@ -42,10 +42,10 @@ class InputBatch:
         self.gated = backend.empty(rows, config.intermediate_size)
         self.last = backend.empty(sampled, hidden)
         self.logits = backend.empty(sampled, config.vocab_size)
-        # Rows that also use an adapter; see `open_for_adapters`.
+        # Rows that use an adapter, and the arrays that `open_for_adapters` allocates for them.
         self.adapted: tuple[AdaptedRows, ...] = ()
-        self.inner: Array | None = None  # A x of several matrices, concatenated
-        self.up: Array | None = None  # needed beside `gated`
+        self.inner: Array | None = None  # products A x of several matrices, concatenated
+        self.up: Array | None = None  # up projection, which without adapters is never stored
 
     def open_for_adapters(self) -> None:
         if self.up is None:
@@ -54,7 +54,7 @@ class InputBatch:
             self.up = self.backend.empty(*self.gated.shape)
 
     def fill(self, token_ids: Numbers, positions: Numbers, sequences: Numbers, sampled_rows: Numbers) -> None:
-        """Set (rows,) tokens, positions and table rows, and ascending sampled rows."""
+        """Set token ids, positions and block table rows, all (rows,), and ascending sampled rows."""
         write = self.backend.write
         write(self.token_ids, token_ids)
         write(self.positions, positions)
@@ -75,7 +75,7 @@ class InputBatch:
         return part
 
     def sampled(self) -> InputBatch:
-        """Return the sampled rows as a step in shared memory; its x is `last`."""
+        """Return a step of the sampled rows that shares these arrays; `x` is `last`."""
         count = self.sampled_rows.shape[0]
         step = self.part(count, count)
         step.positions, step.sequences, step.row_numbers = (

@@ -2,13 +2,13 @@
 
 Adapters are not merged, so that the base stays quantized and steps can mix adapters.
 
-Adapters are read from llama.cpp's GGUF files and PEFT folders. Settings that would change the results are refused by
-name. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
+Adapters are read from llama.cpp's GGUF files and PEFT folders. An unsupported setting that would change the results is
+an error that names the setting. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
 
-The settings in PEFT's `adapter_config.json` are read by allow-list: each is computed as PEFT does at load time, has no
-effect on inference at the allowed values, or is refused by name. Source: PEFT 0.21.2, LoraConfig,
-tuners_utils.check_target_module_exists and LoraLayer.update_layer; `tests/smollm3/tuning/test_peft_settings.py`
-compares the table with the installed PEFT.
+The settings in PEFT's `adapter_config.json` are checked against an allow-list: a setting is either applied as PEFT
+applies it at load time, or has no effect on inference at the allowed values; all others are rejected. Source: PEFT
+0.21.2, LoraConfig, tuners_utils.check_target_module_exists and LoraLayer.update_layer;
+`tests/smollm3/tuning/test_peft_settings.py` compares the list with the installed PEFT.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ MAX_RANK = 512  # bounds the preallocated memory of a step
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Float update of a matrix: a (rank, inputs), scaled; b (outputs, rank)."""
+    """Low-rank update B A of a matrix: a (rank, inputs), scaled; b (outputs, rank)."""
 
     a: Weight
     b: Weight
-    rank: int  # a multiple of adapter_file.RANK_STEP
+    rank: int  # padded to a multiple of RANK_STEP
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """An adapter; `digest` covers all values."""
+    """An adapter; `digest` is a hash of its values."""
 
     name: str
     digest: bytes
     nbytes: int
     rank: int  # largest rank in the file
-    layers: tuple[Mapping[str, LowRank], ...]  # per layer, by name in `LayerWeights`
+    layers: tuple[Mapping[str, LowRank], ...]  # per layer, by field name of `LayerWeights`
 
     def on(self, backend: Backend) -> Adapter:
         layers = tuple(
@@ -65,7 +65,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """Rows [begin, end), sampled rows [first, last) with an adapter."""
+    """Rows [begin, end) and sampled rows [first, last) that use an adapter."""
 
     adapter: Adapter
     begin: int
@@ -77,9 +77,9 @@ class AdaptedRows:
         return AdaptedRows(self.adapter, self.first, self.last, self.first, self.last)
 
 
-MAX_SETTING = 1e12  # limit of a rank or alpha; JSON has integers that no float holds
+MAX_SETTING = 1e12  # maximum rank or alpha; JSON integers can exceed the range of a float
 
-# Limits of `rank_pattern` and `alpha_pattern`: as many entries as a model of 256 layers has matrices.
+# Limits for `rank_pattern` and `alpha_pattern`: entries (the matrices of 256 layers), and characters of an expression.
 MAX_PATTERNS, MAX_PATTERN_CHARACTERS = 1792, 1000
 
 COMPUTED = frozenset(
@@ -89,7 +89,7 @@ COMPUTED = frozenset(
     }
 )
 
-# Settings without effect on inference.
+# Settings that do not affect inference.
 HARMLESS = frozenset(
     {
         # provenance
@@ -97,28 +97,28 @@ HARMLESS = frozenset(
         # training only, and parameters of initialization methods
         *("inference_mode", "lora_dropout", "velora_config", "monteclora_config"),
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
-        # layer and model kinds that SmolLM3 lacks, and settings of refused methods
+        # for kinds of layers and models that SmolLM3 lacks, and for unsupported methods
         *("fan_in_fan_out", "ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config"),
     }
 )
 
-# Unsupported unless null, false or empty.
+# Settings that must be null, false or empty, and the unsupported feature that each of them enables.
 REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA",
-    "lora_bias": "biases in an adapter",
-    "modules_to_save": "whole modules in an adapter",
-    "trainable_token_indices": "trained tokens",
-    "target_parameters": "adapters of parameters",
+    "lora_bias": "LoRA with biases",
+    "modules_to_save": "replacing whole modules",
+    "trainable_token_indices": "training of single tokens",
+    "target_parameters": "LoRA on single parameters",
     "use_qalora": "QALoRA",
     "use_bdlora": "block-diagonal LoRA",
     "arrow_config": "Arrow",
     "kasa_config": "KaSA",
     "alora_invocation_tokens": "activated LoRA",
-    "layer_replication": "replicated layers",
-    "megatron_config": "adapters of Megatron",
+    "layer_replication": "layer replication",
+    "megatron_config": "Megatron",
 }
 
-# Values that add a plain product of A and B. PiSSA, OLoRA, CorDA and LoftQ change the base model.
+# Values at which the update is the plain product B A. PiSSA, OLoRA, CorDA and LoftQ change the base model, too.
 CHOICES: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": (None, "CAUSAL_LM"),
@@ -126,7 +126,7 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva", "mica", "lora_ga"),
 }
 
-# Values of init_lora_weights that initialize missing tensors at random.
+# Values of init_lora_weights with which PEFT initializes missing tensors at random.
 _RANDOM = (None, False)
 
 _OFF: tuple[object, ...] = (None, False, [], {}, "")
@@ -140,24 +140,24 @@ class PeftConfig:
     r: int
     lora_alpha: float
     use_rslora: bool
-    draws_missing: bool  # modules without tensors are initialized at random
-    adapts: Callable[[str, int], bool]  # whether a layer's module, such as `model.layers.0.mlp.up_proj`, has an adapter
+    draws_missing: bool  # whether PEFT initializes missing tensors at random
+    adapts: Callable[[str, int], bool]  # whether a module, such as `model.layers.0.mlp.up_proj`, of a layer is adapted
     _ranks: Sequence[tuple[Callable[[str], bool], Any]]
     _alphas: Sequence[tuple[Callable[[str], bool], Any]]
 
     @classmethod
     def parse(cls, raw: bytes) -> PeftConfig:
-        """Parse the settings. Raises ModelFileError naming the setting."""
+        """Parse the settings. Raises ModelFileError, which names the setting."""
         try:
             settings = json.loads(raw)
         except (ValueError, RecursionError):
             settings = None
         if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
-            raise ModelFileError("adapter_config.json must be JSON of a LoRA adapter (peft_type LORA)")
+            raise ModelFileError("adapter_config.json must be a JSON object whose peft_type is LORA")
         _refuse_unknown(settings)
         for key in ("lora_alpha", "r"):
             if not _is_number(settings.get(key)):
-                raise ModelFileError("lora_alpha and r must be numbers, r at least 1")
+                raise ModelFileError("lora_alpha and r must be numbers, and r must be at least 1")
         return cls(
             r=_rank("r", settings["r"]),
             lora_alpha=float(settings["lora_alpha"]),
@@ -192,7 +192,7 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
 def _advice(key: str) -> str:
     if key != "init_lora_weights":
         return ""
-    return ": it changes the base model; save it with path_initial_model_for_weight_conversion, as plain LoRA"
+    return ": it changes the base model; save the adapter as plain LoRA, with path_initial_model_for_weight_conversion"
 
 
 def _targets(settings: Mapping[str, Any]) -> Callable[[str, int], bool]:
@@ -231,7 +231,7 @@ def _names_layers(pattern: Any) -> bool:
 
 
 def _names(key: str, value: Any, *, none: bool) -> Callable[[str], bool]:
-    # Names or suffixes in a list, or an expression for whole names. `none`: the answer if nothing is specified.
+    # `value` is a list of names or suffixes, or a regular expression for whole names. `none`: result if it is empty.
     if value is None or (key == "exclude_modules" and value in _OFF):
         return lambda module: none
     if isinstance(value, str):
@@ -252,13 +252,13 @@ def _patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Callable[[str
 
 
 def _expression(key: str, pattern: str) -> Callable[[str], bool]:
-    # Nested sets exist in Rust only.
+    # Rust interprets nested character sets, Python does not.
     if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
-    # pydantic's Rust engine runs in linear time, which untrusted files require.
+    # pydantic's Rust engine matches in linear time, which is necessary for expressions from untrusted files.
     try:
         fits = TypeAdapter(Annotated[str, StringConstraints(pattern=rf"\A(?:{pattern})\z")]).validator
-    except Exception:  # pydantic_core, which defines SchemaError, is no declared dependency
+    except Exception:  # pydantic_core, which defines SchemaError, is not a declared dependency
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported") from None
     return fits.isinstance_python
 
@@ -269,7 +269,7 @@ def _first(patterns: Sequence[tuple[Callable[[str], bool], Any]], module: str, d
 
 def _rank(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise ModelFileError(f"{key}: a rank must be an integer, and r at least 1, not {quoted(value)}")
+        raise ModelFileError(f"{key}: a rank must be an integer of at least 1, not {quoted(value)}")
     return value
 
 
@@ -280,19 +280,19 @@ def _is_number(value: Any) -> bool:
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 DIGEST_BYTES = 16
-# Ranks are zero-padded to a multiple of the vector width: the ragged end of short rows costs more.
+# Ranks are zero-padded to a multiple of the vector width, because the remainder of a short row would cost more.
 RANK_STEP = 16
 
 _GGUF_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
 _PEFT_NAME = re.compile(r"base_model\.model\.(model\.layers\.(\d{1,4})\.\w+\.(\w+))\.lora_([AB])\.weight", re.ASCII)
 _TRAINING_ONLY = (".lora_velora_embed", ".lora_monteclora_sampler.")
 _ROLES = {TENSOR_NAMES[role]: role for role in MATRICES}
-# Supported `adapter.*` keys. llama.cpp shows the last two and applies neither.
+# Supported `adapter.*` keys. llama.cpp displays the last two, and applies neither.
 _GGUF_KEYS = {"type", "lora.alpha", "lora.task_name", "lora.prompt_prefix"}
 
 Place = tuple[int, str, str]  # layer, name in LayerWeights, "a" or "b"
 Floats = npt.NDArray[np.float32]
-# Scale of a matrix's product, from layer, name in LayerWeights and rank.
+# Returns the scale of a matrix's update, given the layer, the name in LayerWeights and the rank.
 Factor = Callable[[int, str, int], float]
 
 _log = logging.getLogger(__name__)
@@ -301,9 +301,9 @@ _log = logging.getLogger(__name__)
 def read_adapter(
     name: str, path: Path, config: SmolLM3Config, scale: float = 1.0, available_bytes: int | None = None
 ) -> Adapter:
-    """Read a GGUF file or PEFT folder completely; `scale` multiplies its own.
+    """Read a GGUF file or PEFT folder; `scale` multiplies the file's own scale.
 
-    Raises ModelFileError naming the file, OutOfMemoryError above `available_bytes`.
+    Raises AdapterFileError, or OutOfMemoryError for more than `available_bytes`.
     """
     tensors = _Tensors(name, config, {}, available_bytes)
     try:
@@ -327,7 +327,7 @@ def _at_fault(path: Path, message: str) -> AdapterFileError:
 
 @dataclass(slots=True)
 class _Tensors:
-    # Tensors are checked before they are copied: a sparse file can claim more than the available memory.
+    # Tensors are checked before they are copied, because a sparse file can declare more than the available memory.
     name: str
     config: SmolLM3Config
     found: dict[Place, QTensor]
@@ -335,17 +335,17 @@ class _Tensors:
     nbytes: int = 0
 
     def take(self, place: Place, tensor: QTensor, *, head_dim: int = 0) -> None:
-        # `head_dim` is set if the rows of heads are reordered.
+        # `head_dim`: size of heads, if their rows are to be reordered, else 0.
         layer, role, part = place
         if layer >= self.config.num_hidden_layers:
-            raise ModelFileError(f"it changes layer {layer}; this model has {self.config.num_hidden_layers}")
+            raise ModelFileError(f"it changes layer {layer}, but this model has {self.config.num_hidden_layers} layers")
         outputs, inputs = matrix_shapes(self.config)[role]
         shape = tensor.shape if part == "a" else tensor.shape[::-1]
         side = inputs if part == "a" else outputs
         if len(shape) != 2 or shape[1] != side or not 1 <= shape[0] <= MAX_RANK:
             raise ModelFileError(
-                f"layer {layer}, {role}: {part.upper()} is {tensor.shape}; for this model A is (r, {inputs}) and B "
-                f"({outputs}, r), r from 1 to {MAX_RANK}"
+                f"layer {layer}, {role}: {part.upper()} has shape {tensor.shape}; this model needs A of shape "
+                f"(r, {inputs}) and B of shape ({outputs}, r), with r from 1 to {MAX_RANK}"
             )
         self.nbytes += tensor.nbytes
         if self.available_bytes is not None and self.nbytes > self.available_bytes:
@@ -398,13 +398,14 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
             rank = tensor.shape[0 if part == "a" else -1] if tensor.shape else 0
             if rank != peft.rank(module):
                 raise ModelFileError(
-                    f"{quoted(tensor.name)} is of rank {rank}, {PEFT_CONFIG} (r, rank_pattern) says {peft.rank(module)}"
+                    f"{quoted(tensor.name)} has rank {rank}, but {PEFT_CONFIG} (r, rank_pattern) specifies "
+                    f"{peft.rank(module)}"
                 )
             turned = part == "b" and role in ("q_proj", "k_proj")
             tensors.take((layer, role, part), tensor, head_dim=tensors.config.head_dim if turned else 0)
     if left_out:
         _log.warning(
-            "adapter %s: %d tensors belong to modules excluded by its %s and are not used, as in PEFT",
+            "adapter %s: %d tensors belong to modules excluded by its %s and are ignored, as in PEFT",
             tensors.name,
             left_out,
             PEFT_CONFIG,
@@ -414,7 +415,7 @@ def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> Factor:
             for role in MATRICES:
                 if peft.adapts(_module(layer, role), layer) and (layer, role, "a") not in tensors.found:
                     raise ModelFileError(
-                        f"layer {layer}, {role}: its tensors are missing, and init_lora_weights is random"
+                        f"layer {layer}, {role}: tensors are missing, and init_lora_weights would set them at random"
                     )
     return lambda layer, role, rank: scale * peft.scale(_module(layer, role))
 
@@ -425,7 +426,7 @@ def _module(layer: int, role: str) -> str:
 
 
 def _in_pairs(tensor: QTensor, head_dim: int) -> QTensor:
-    # GGUF row order: rotated pairs are adjacent.
+    # Convert to the row order of GGUF files, where rotated pairs are adjacent.
     if len(tensor.shape) != 2 or tensor.rows % head_dim:
         raise ModelFileError(f"{quoted(tensor.name)} does not consist of heads of {head_dim} rows")
     heads = tensor.data.reshape(-1, 2, head_dim // 2, tensor.row_bytes).swapaxes(1, 2)
@@ -443,7 +444,7 @@ def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], fa
     for layer, role, a, b in _pairs(tensors):
         rank = a.shape[0]
         if b.shape[1] != rank:
-            raise ModelFileError(f"layer {layer}, {role}: A is {a.shape} and B {b.shape}, which have different ranks")
+            raise ModelFileError(f"layer {layer}, {role}: A {a.shape} and B {b.shape} have different ranks")
         padding = -rank % RANK_STEP
         a, b = _widened(a, padding, 0), _widened(b, 0, padding)
         pair = LowRank(_times(a, factor(layer, role, rank)), _times(b, 1.0), rank + padding)
@@ -467,7 +468,7 @@ def _pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTensor, Q
 
 
 def _widened(tensor: QTensor, rows: int, columns: int) -> QTensor:
-    # Zero padding changes no bit of a product.
+    # Zero padding does not change the products.
     if not rows and not columns:
         return tensor
     height, width = tensor.shape
@@ -481,7 +482,7 @@ def _times(tensor: QTensor, factor: float) -> QTensor:
         values: Floats = tensor.dequantise() * np.float32(factor)
         if not np.isfinite(values).all():
             raise ModelFileError(f"{quoted(tensor.name)} contains NaN or infinity")
-        # Half precision is kept where it holds the scaled values exactly.
+        # Keep half precision if it represents the scaled values exactly.
         if tensor.format.block_values == 1 and tensor.format != F32:
             halves = QTensor.quantise(values, tensor.format, tensor.name)
             if np.array_equal(halves.dequantise(), values):

@@ -1,4 +1,4 @@
-"""Execution of planned steps over many sequences."""
+"""Execution of scheduled steps over many sequences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED, Chunk
 
 Floats = npt.NDArray[np.float32]
 
-# Decode steps up to this size are captured and replayed, where interpreter overhead would be noticeable.
+# Decode steps of up to this many rows are captured and replayed, because interpreter overhead would be noticeable.
 CAPTURED_ROWS = MAX_SAMPLED
 
 MAX_CAPTURED_STEPS = 160
@@ -67,9 +67,9 @@ class ModelRunner:
             self.weights = migrated
 
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
-        """Return each chunk's logits (sampled rows, vocab), valid until the next step.
+        """Run a step. Return each chunk's logits (sampled rows, vocab), valid until the next step.
 
-        None if `go_on(layer)`, polled in uncaptured steps, returned False. `once`: do not capture.
+        Returns None if `go_on(layer)`, which only uncaptured steps call, is False. `once`: do not capture.
         """
         order = sorted(range(len(chunks)), key=lambda number: _adapter_key(chunks[number]))
         if order != list(range(len(chunks))):  # rows of one adapter must be contiguous
@@ -81,7 +81,7 @@ class ModelRunner:
         wanted = [chunk.sampled_rows for chunk in chunks]
         adapted = _adapted(chunks)
         is_lasting = all(each.end - each.begin == rows and each.adapter in self._adapters for each in adapted)
-        once = once or any(chunk.scores for chunk in chunks)  # as many shapes as there are prompts
+        once = once or any(chunk.scores for chunk in chunks)  # shapes of scored prompts rarely repeat
         for chunk in chunks:
             self.cache.place(chunk, _batch_index(chunk))
         shape = (rows, sum(wanted), adapted[0].adapter if adapted else None)
@@ -106,7 +106,7 @@ class ModelRunner:
         return [logits[end - count : end] for end, count in zip(accumulate(wanted), wanted, strict=True)]
 
     def hidden_states(self, chunk: Chunk) -> Floats:
-        """Return a chunk's last hidden states (sampled rows, hidden) after the final norm, until the next step."""
+        """Return hidden states (sampled rows, hidden) after the final norm for a chunk of the latest step."""
         if self._last is None:
             raise ValueError("no step has run")
         step, chunks = self._last
@@ -119,9 +119,9 @@ class ModelRunner:
         return states.astype(np.float32)
 
     def capture_ahead(self) -> None:
-        # Not while weights are migrating, which would invalidate the captures.
-        # `has_captured_steps` is set once all likely steps (a token, or the last tokens of a prompt) are captured, or
-        # cannot be.
+        # Captures one step per call, and none while weights are migrating, because a swap invalidates all captures.
+        # `has_captured_steps` is set once all likely steps (a token, or the last tokens of a prompt) are captured, or a
+        # capture has failed.
         if self.placement is not None and not self.placement.is_finished:
             return
         rows = range(1, min(CAPTURED_ROWS, self.max_rows) + 1)
@@ -148,7 +148,7 @@ class ModelRunner:
         program = self.cache.backend.program()
         with program.record():
             self._model.forward(step)
-        self._captured[shape] = step, program  # stored only when complete: KeyboardInterrupt may occur during capture
+        self._captured[shape] = step, program  # stored only when complete; KeyboardInterrupt may occur during capture
         return program
 
 

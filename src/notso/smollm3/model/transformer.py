@@ -21,7 +21,7 @@ from notso.smollm3.model.weights import LayerWeights, SmolLM3Weights
 
 
 class SmolLM3:
-    """The model over one KV cache; `forward` runs eagerly or within `Program.record()`."""
+    """The model with its KV cache; `forward` runs eagerly or within `Program.record()`."""
 
     def __init__(self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache) -> None:
         self.config = config
@@ -35,7 +35,7 @@ class SmolLM3:
     def forward(self, step: InputBatch, go_on: Callable[[int], bool] = lambda _: True) -> bool:
         """Run a step: fill the cache and step.logits (sampled, V) float32.
 
-        Returns False, abandoning the step, if `go_on(layer)`, polled before each layer, does.
+        If `go_on(layer)`, called before each layer, returns False, abandon it and return False.
         """
         weights, ops = self.weights, self.backend
         ops.embed_rows(weights.embed_tokens, step.token_ids, step.x)
@@ -47,7 +47,7 @@ class SmolLM3:
             self._feed_forward(index, layer, step)
         if not go_on(len(weights.layers) - 1):
             return False
-        # After the last layer's keys and values only the sampled rows are needed.
+        # Once the last layer's keys and values are stored, only the sampled rows are needed.
         sampled = step.sampled()
         self._attention(len(weights.layers) - 1, weights.layers[-1], step, sampled)
         if step.sampled_rows.shape[0]:
@@ -56,8 +56,8 @@ class SmolLM3:
         return True
 
     def _attention(self, index: int, layer: LayerWeights, step: InputBatch, sampled: InputBatch) -> None:
-        # x += Wo attention(q, k, v), where q, k, v = W norm(x). Keys and values are stored for all rows, the rest is
-        # computed for `sampled`.
+        # x += Wo attention(q, k, v), where q, k, v = W norm(x). Keys and values are stored for all rows; everything
+        # else is computed for `sampled` only.
         dim, norm, ops = self.config.head_dim, self._norm(layer.input_layernorm), self.backend
         q, k, v = (array.reshape(array.shape[0], array.shape[1] // dim, dim) for array in (sampled.q, step.k, step.v))
         keys_and_values = [(layer.k_proj, step.k), (layer.v_proj, step.v)]
@@ -67,8 +67,8 @@ class SmolLM3:
         else:
             ops.matmul_many(step.x, keys_and_values, norm=norm)
             self._adapt(index, step, step.x, {"k_proj": step.k, "v_proj": step.v}, norm)
-        if self.config.uses_rope(index):  # every fourth layer goes without: NoPE
-            # A GGUF file's rows of q and k are permuted so that pairs to rotate lie side by side.
+        if self.config.uses_rope(index):  # every fourth layer has no position encoding (NoPE)
+            # In a GGUF file, the rows of q and k are permuted so that the pairs to rotate are adjacent.
             ops.rope(k, step.row_numbers, step.rotations, adjacent=True)
         cache = self.cache.block_table, self.cache.pools[index]
         windows = self.cache.windows(index)
@@ -89,7 +89,7 @@ class SmolLM3:
     def _feed_forward(self, index: int, layer: LayerWeights, step: InputBatch) -> None:
         # x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x).
         norm, ops = self._norm(layer.post_attention_layernorm), self.backend
-        if step.adapted:  # three operations with the same bits, so that adapters apply before silu
+        if step.adapted:  # separate operations, bit-identical to the fused one, let adapters apply before silu
             ops.matmul_many(step.x, [(layer.gate_proj, step.gated), (layer.up_proj, step.up)], norm=norm)
             self._adapt(index, step, step.x, {"gate_proj": step.gated, "up_proj": step.up}, norm)
             ops.silu_mul(step.gated, step.up, step.gated)

@@ -1,7 +1,7 @@
-"""Migration of the weights from the mapped file to memory that the processor reads best, layer by layer.
+"""Migration of the weights, layer by layer, from the memory-mapped file to huge pages, which are faster to read.
 
-A background thread copies each layer, packed where the kernels take that; the engine swaps it in between steps and
-releases the file's pages, so that weights are never resident twice. Results do not change.
+A background thread copies each layer, packed if the kernels support it. Between steps, the engine swaps the copy in and
+releases the file's pages, so that no more than one layer is in memory twice. Results do not change.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from notso.smollm3.model.weights import MATRICES, READ_TOGETHER, LayerWeights, S
 # Smaller files stay in CPU caches or are read quickly; "auto" leaves them mapped.
 WORTHWHILE_BYTES = 256 << 20
 
-# Memory that "auto" leaves free: copy and mapped pages both count until the latter are released.
+# Memory that "auto" leaves free, because the copy and the mapped pages both count until the latter are released.
 SPARE_BYTES = 1 << 30
 
 _log = logging.getLogger(__name__)
 
-_HEAD = -1  # index of embeddings and output head
+_HEAD = -1  # layer index that stands for the embeddings and a tied output head
 
 
 class EngineSignal(Protocol):
-    """What placement needs of the engine."""
+    """Notifies the engine of finished copies."""
 
     def wake(self) -> None: ...
 
 
 class WeightPlacement:
-    """Copies matrices in the background."""
+    """Copies weight matrices in the background."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class WeightPlacement:
         *,
         wanted: str,
     ) -> None:
-        """Prepare the copy. Raises InvalidRequestError for "packed" (or "hugepages") without system support."""
-        # `signal` is woken on the copying thread when there is something to adopt.
+        """Prepare the copy. Raises InvalidRequestError for an unsupported placement."""
+        # The copying thread calls `signal.wake` when a copy is ready to be adopted.
         if wanted in ("packed", "hugepages") and not backend.has_weight_arena:
             raise InvalidRequestError("this system provides no huge pages; use weights=mmap", param="weights")
         self._file = file
@@ -75,7 +75,7 @@ class WeightPlacement:
 
     @property
     def state(self) -> str:
-        """ "mmap", "packed", "hugepages" (copied as in the file), or "promoting 40 %"."""
+        """ "mmap", "packed", "hugepages" (copied in the file's layout), or "promoting 40 %"."""
         if self._adopted == self._total:
             return self._layout
         if self.finished.is_set() or self._thread is None:
@@ -87,14 +87,14 @@ class WeightPlacement:
         return self.finished.is_set()
 
     def stop(self) -> None:
-        """Stop; adopted layers stay."""
+        """Stop copying; adopted layers stay."""
         self._stopping.set()
         if self._thread is not None and self._thread.ident is not None:  # it was started
             self._thread.join()
         self.finished.set()
 
     def adopt(self, weights: SmolLM3Weights) -> SmolLM3Weights | None:
-        """Return `weights` with finished layers, or None. Call between steps."""
+        """Return `weights` with newly copied layers, or None. Call between steps."""
         if not self._ready:
             return None
         layers = list(weights.layers)
@@ -133,7 +133,7 @@ class WeightPlacement:
             self.finished.set()
 
     def _offer(self, index: int, copy: LayerWeights | Weight) -> None:
-        # Only one copy may exist at a time: more is not in the memory plan.
+        # Wait until the copy is adopted: the memory plan has room for one at a time.
         self._ready.append((index, copy))
         self._signal.wake()
         while self._ready and not self._stopping.is_set():
@@ -143,7 +143,7 @@ class WeightPlacement:
 
 
 def _copied(layer: LayerWeights, arena: WeightArena) -> LayerWeights:
-    # The norms, a few kilobytes, are not copied. Weights lie in the order in which a step reads them.
+    # The norms, a few kilobytes, are not copied. Matrices are placed in the order in which a step reads them.
     copies = [copy for names in READ_TOGETHER for copy in arena.copy(*(getattr(layer, name) for name in names))]
     return replace(layer, **dict(zip(MATRICES, copies, strict=True)))
 

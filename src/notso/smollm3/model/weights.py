@@ -14,7 +14,7 @@ from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import ModelFileError, quoted
 
 Q4_K_M, Q5_K_M = "Q4_K_M", "Q5_K_M"
-# Format of most matrices in a mix; the others are Q6_K.
+# Format of most matrices in each mix; the others are Q6_K.
 MIXED = {Q4_K_M: Q4_K, Q5_K_M: Q5_K}
 
 # ggml's `general.file_type` numbers.
@@ -27,19 +27,19 @@ FILE_TYPES = {
 
 
 def has_more_bits(layer: int, layers: int) -> bool:
-    """Whether attn_v and ffn_down use Q6_K (llama.cpp: use_more_bits)."""
-    # The outer eighths, and every third layer in between, with integer division.
+    """Whether a layer's attn_v and ffn_down use Q6_K (llama.cpp: use_more_bits)."""
+    # The first and last eighths of the layers, and every third layer in between.
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def format_in(mix: str, name: str, sides: int, layers: int, *, is_tied: bool) -> Format:
-    """Return the format of a tensor, named without `.weight`."""
+    """Return the format of a tensor; its name lacks `.weight`."""
     if sides == 1:
         return F32
     if mix not in MIXED:
         return FORMATS_BY_NAME[mix]
-    # The matrix that produces the logits has more bits: the head, or a tied embedding.
+    # The matrix that produces the logits (the head, or a tied embedding) gets more bits.
     if name == "token_embd":
         return Q6_K if is_tied else MIXED[mix]
     if name == "output":
@@ -50,7 +50,7 @@ def format_in(mix: str, name: str, sides: int, layers: int, *, is_tied: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices (outputs, inputs) and norms (hidden,) float32."""
+    """A layer's matrices (outputs, inputs) and float32 norms (hidden,)."""
 
     input_layernorm: Array
     q_proj: Weight
@@ -71,9 +71,9 @@ class LayerWeights:
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
-# Matrices that a step reads in turns, and each other one by itself; in the order of MATRICES.
+# Matrices that a step reads row by row alternately form a group; the others are single. In the order of MATRICES.
 READ_TOGETHER = (("q_proj",), ("k_proj",), ("v_proj",), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
-# GGUF names, between `blk.N.` and `.weight`.
+# GGUF names, without `blk.N.` and `.weight`.
 TENSOR_NAMES = {
     "input_layernorm": "attn_norm",
     "q_proj": "attn_q",
@@ -107,7 +107,7 @@ class SmolLM3Weights:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, QTensor], config: SmolLM3Config) -> SmolLM3Weights:
-        """Assign tensors to roles. Raises ModelFileError for missing, misshapen or unused ones."""
+        """Assign tensors to roles. Raises ModelFileError if one is missing, misshapen or unused."""
         left = dict(tensors)
         hidden = config.hidden_size
 
@@ -117,7 +117,7 @@ class SmolLM3Weights:
                 raise ModelFileError(f"the file has no tensor {name!r}")
             if tensor.shape != (rows, cols):
                 raise ModelFileError(
-                    f"tensor {name!r} has shape {tensor.shape}, but but the configuration implies {(rows, cols)}"
+                    f"tensor {name!r} has shape {tensor.shape}, but the configuration implies {(rows, cols)}"
                 )
             return tensor
 
@@ -150,7 +150,7 @@ class SmolLM3Weights:
 
 
 def matrix_shapes(config: SmolLM3Config) -> dict[str, tuple[int, int]]:
-    """Return (outputs, inputs) by name in `LayerWeights`."""
+    """Return (outputs, inputs) of each matrix of `LayerWeights`."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     queries, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     return {

@@ -1,9 +1,8 @@
-"""Rendering of conversations through a model's chat template, without control tokens from content.
+"""Rendering of conversations with a model's chat template, so that content never yields control tokens.
 
-Content must never yield a control token. To tell it from the template's scaffold after rendering, every `<` in content
-is replaced by a stand-in character that occurs nowhere else. Every special token begins with `<`, so special tokens in
-the rendered text come from the template (or, for past tool calls, from this module). Stand-ins are then restored, and
-each span between special tokens is encoded as one piece.
+Before rendering, every `<` in content is replaced by a stand-in, a character that occurs nowhere else. Every special
+token begins with `<`, so special tokens in the rendered text come from the template (or, for past tool calls, from this
+module). Then the stand-ins are replaced by `<` again, and the text between two special tokens is encoded as one piece.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from notso.smollm3.values.model_info import LATER_SYSTEM, OVERRIDDEN_TOOLS, drop
 MAX_TEMPLATE_CHARACTERS = 65_536
 MAX_ERROR_CHARACTERS = 200
 
-# Reviewed templates, which run in this process: SHA-256 of the UTF-8 text.
+# SHA-256 (of the UTF-8 text) and origin of reviewed templates, which run in this process.
 KNOWN_TEMPLATES = {
     "3e0e275a527f249670056e0078e474eadbdd007c134b4fdfae5a7b3089702814": "HuggingFaceTB/SmolLM3-3B",
     "b9b66f04c64fbb8695cf5b35c37780efd0b8e0829fbfe3e30fafb9f469b7d30e": "ggml-org/SmolLM3-3B-GGUF",
@@ -39,17 +38,17 @@ KNOWN_TEMPLATES = {
 # Flags that SmolLM3's templates look for in a system message.
 _FLAGS = re.compile("(/no_think|/think|/system_override)")
 
-# Printable characters without case, which no template alters: angle marks first, for readable dumps, then ideographs
-# and syllables, which only a message of hundreds of kilobytes could exhaust.
+# Stand-ins: printable characters without case, which no template alters. Angle brackets come first, because they make
+# rendered text readable, then ideographs and syllables, which only a message of hundreds of kilobytes could exhaust.
 _STAND_INS = ((0x2039, 0x27E8, 0x276E, 0x3008), range(0x4E00, 0x9FFF), range(0xAC00, 0xD7A4), range(0x20000, 0x2A6D0))
 
 _log = logging.getLogger(__name__)
 
 
 class ChatTemplate:
-    """A chat template; unknown ones run in a limited child process.
+    """A chat template; a template that is not in `known` runs in a limited child process.
 
-    Raises TemplateError if it fails to compile or fails a probe, ModelFileError for an unsupported special token.
+    Raises TemplateError if it does not compile or fails a probe, ModelFileError for an unsupported special token.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ class ChatTemplate:
         eos_token: str = "",
         known: Collection[str] = KNOWN_TEMPLATES.keys(),
     ) -> None:
-        # `specials`: texts of the special tokens. bos_token, eos_token: empty if the file names none. `known`: SHA-256
-        # of templates that run in this process.
+        # specials: texts of the special tokens. bos_token, eos_token: empty if the file has none. known: SHA-256 of
+        # templates that run in this process.
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
         self.source = source
-        # As in transformers: None differs from undefined. Tools are passed under another name here.
+        # As in transformers, these are None and not undefined. Tools are passed as `xml_tools`.
         self._given = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
         try:
             self.sha256 = hashlib.sha256(source.encode()).hexdigest()
@@ -85,7 +84,7 @@ class ChatTemplate:
             raise _template_error(failure) from failure
         if not self.is_known:
             _log.warning(
-                "the model's chat template is not a known one (sha256 %s) and runs in a separate process", self.sha256
+                "the model's chat template is unknown (sha256 %s), so it runs in a separate process", self.sha256
             )
         self._probe()
         self.drops = self._probed_drops()
@@ -94,7 +93,7 @@ class ChatTemplate:
     def from_gguf(
         cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, *, source: str | None = None
     ) -> ChatTemplate | None:
-        """Return a file's template, or `source` instead of it; None if there is neither. Raises as the constructor."""
+        """Return `source` or the file's template, or None if there is neither. Raises as the constructor."""
         source = metadata.get("tokenizer.chat_template") if source is None else source
         if source is None:
             return None
@@ -104,8 +103,7 @@ class ChatTemplate:
         return cls(source, tokenizer.specials, **named, known=KNOWN_TEMPLATES.keys())
 
     def _probe(self) -> None:
-        question = f"probe {secrets.token_hex(8)}"  # cannot be part of any template
-        # The last question must appear in the output.
+        question = f"probe {secrets.token_hex(8)}"  # no template contains this text, but its output must
         first = [Message("user", question)]
         later = [Message("user", "What is this?"), Message("assistant", "A test."), *first]
         batch = [
@@ -120,7 +118,7 @@ class ChatTemplate:
                 raise TemplateError("the model's chat template omits the question")
 
     def _probed_drops(self) -> tuple[str, ...]:
-        # Parts of a conversation that the template silently drops.
+        # Returns the parts of a conversation that the template silently drops.
         mark = f"probe {secrets.token_hex(8)}"
         system = Message("system", "/system_override")
         later = [Message("user", "a"), Message("assistant", "b"), Message("system", mark), Message("user", "c")]
@@ -132,7 +130,7 @@ class ChatTemplate:
         for name, conversation in conversations.items():
             try:
                 (printed,) = self._render([conversation.variables(str)], _today())
-            except TemplateError:  # an explicit refusal
+            except TemplateError:  # the template rejects the conversation, so it drops nothing silently
                 continue
             dropped += [name] if mark not in printed else []
         return tuple(dropped)
@@ -146,13 +144,13 @@ class ChatTemplate:
         date: date | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return exactly what the template prints.
+        """Return the template's output.
 
-        A constant `date` preserves cached prefixes past midnight. Raises InvalidRequestError, and TemplateError if the
-        template refuses.
+        With a constant `date`, cached prefixes remain valid after midnight. Raises InvalidRequestError, and
+        TemplateError if the template fails.
         """
-        # Past reasoning is omitted, unless a message keeps it and thinking is on. Tools reach the template as JSON
-        # texts in `xml_tools`.
+        # Past reasoning is omitted unless a message has keep_reasoning and thinking is on. Tools are passed to the
+        # template as JSON texts in `xml_tools`.
         runs = self.runs(
             messages, thinking=thinking, tools=tools, date=date, add_generation_prompt=add_generation_prompt
         )
@@ -181,13 +179,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         most_tokens: int | None = None,
     ) -> list[int]:
-        """Return token ids. Raises as `render`, and ContextLengthError if certainly over `most_tokens`."""
+        """Return token ids. Raises as `render`, and ContextLengthError if they certainly exceed `most_tokens`."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         runs, skeleton = self._runs(conversation, date)
         if most_tokens is not None:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
         ids = tokenizer.encode_runs(runs, most_tokens)
-        # A mismatch is a bug here, or a template that hides a special token: content must not yield any.
+        # Content must not yield special tokens, so a mismatch means a bug in this module, or a template that alters
+        # special tokens.
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError(
@@ -198,13 +197,13 @@ class ChatTemplate:
     def _runs(
         self, conversation: _Conversation, day: date | None, check: bool = True
     ) -> tuple[list[Run], Iterator[str]]:
-        # With `check`, the second result yields the skeleton: the conversation rendered with content replaced by x.
+        # With `check`, the second result yields the skeleton: the conversation rendered with content replaced by "x".
         if conversation.tools and "xml_tools" not in self.source:
             raise InvalidRequestError(
                 Sentence("this model's chat template does not support tools", "template_no_tools"), param="tools"
             )
         for name in dropped_parts(self.drops, conversation.roles, conversation.first, bool(conversation.tools)):
-            _log.warning("the chat template omits from the prompt: %s", name)
+            _log.warning("the chat template does not include this in the prompt: %s", name)
         stand_in = conversation.unused_character(self.source)
         contents: list[Callable[[str], str]] = [lambda text: text.replace("<", stand_in), _skeleton]
         texts = self._render(map(conversation.variables, contents if check else contents[:1]), day or _today())
@@ -212,7 +211,7 @@ class ChatTemplate:
         return [run if run.special else Run(run.text.replace(stand_in, "<"), False) for run in runs], texts
 
     def _render(self, batch: Iterable[dict[str, Any]], day: date) -> Iterator[str]:
-        # In this process lazily, one by one; in a child process all at once.
+        # Renders one by one, on demand, in this process, or all at once in a child process.
         given = (self._given | variables for variables in batch)
         try:
             if self._template is None:
@@ -230,7 +229,7 @@ def _token_text(metadata: Mapping[str, Any], key: str, tokenizer: Tokenizer) -> 
     if index is None:
         return ""
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < tokenizer.vocab_size:
-        raise ModelFileError(f"{name} is {quoted(index)}, must be 0..{tokenizer.vocab_size - 1}")
+        raise ModelFileError(f"{name} must be 0..{tokenizer.vocab_size - 1}, not {quoted(index)}")
     return tokenizer.token_text(index)
 
 
@@ -296,8 +295,8 @@ def _pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
 def _call_json(call: ToolCall) -> str:
     if not isinstance(call.name, str) or not isinstance(call.arguments, str):
         raise InvalidRequestError("a tool call needs a name, and arguments as text", param="messages")
-    # Arguments keep their text, so that a cached prefix still matches. Those of a truncated call become a JSON string:
-    # one malformed call must not end a conversation.
+    # Arguments are not reformatted, so that a cached prefix still matches. The arguments of a truncated call become a
+    # JSON string, because one malformed call must not end a conversation.
     arguments = call.arguments.strip() or "{}"
     if not is_json_object(arguments):
         arguments = json.dumps(call.arguments, ensure_ascii=False)
@@ -316,7 +315,7 @@ def _tool_json(tool: Tool) -> str:
 
 
 def _skeleton(text: str) -> str:
-    # Whitespace and flags are kept.
+    # Whitespace and flags are kept, because templates depend on them.
     pieces = _FLAGS.split(text)
     return "".join(piece if index % 2 else re.sub(r"\S", "x", piece) for index, piece in enumerate(pieces))
 

@@ -1,4 +1,4 @@
-"""Prompts as token ids: rendering, continuation and truncation to the context."""
+"""Prompts as token ids: rendering, continuation of answers, and truncation to the context length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 
 CLOSE_SPELT = "</think>"
-# Tokens reserved for an answer of unspecified length when old turns are dropped, in a context large enough.
+# When old turns are dropped, tokens reserved for an answer of unspecified length, if the context is large enough.
 GENERATION_TOKENS = 1024
 
 
@@ -24,10 +24,10 @@ class Prompt:
     """Token ids of a prompt."""
 
     ids: list[int]
-    goes_on: bool = False  # ends with the beginning of the answer
+    goes_on: bool = False  # whether it ends with the beginning of the answer
     dropped_messages: int = 0
-    started: str = ""  # that beginning, as text
-    may_think: bool = False  # reasoning may come next
+    started: str = ""  # text of that beginning
+    may_think: bool = False  # whether the answer may begin with reasoning
 
 
 class PromptWriter:
@@ -42,7 +42,7 @@ class PromptWriter:
 
     @property
     def template(self) -> ChatTemplate:
-        """The file's template. Raises ModelFileError if there is none."""
+        """The file's template. Raises ModelFileError if it has none."""
         if self._template is None:
             raise ModelFileError("this model file has no chat template; use token ids instead of messages")
         return self._template
@@ -56,13 +56,13 @@ class PromptWriter:
         return self._template.drops if self._template is not None else ()
 
     def write(self, messages: Sequence[Message], options: RequestOptions, *, most_tokens: int | None = None) -> Prompt:
-        """Return the prompt of the next answer, or of more of the last one with `continue_last`. Raises
-        ContextLengthError if certainly over `most_tokens`."""
+        """Return the prompt for the next answer, or, with `continue_last`, for continuing the last one. Raises
+        ContextLengthError if it certainly exceeds `most_tokens`."""
         earlier, started = messages, None
         if options.continue_last:
             earlier, started = messages[:-1], messages[-1]
             if not isinstance(started, Message) or started.role != "assistant" or started.tool_calls:
-                raise InvalidRequestError("only an assistant's text can be continued", param="messages")
+                raise InvalidRequestError("only the text of an assistant message can be continued", param="messages")
         ids = self.template.encode(
             self._tokenizer,
             earlier,
@@ -81,9 +81,9 @@ class PromptWriter:
         return Prompt(ids + beginning, goes_on=True, started=started.content)
 
     def beginning(self, messages: Sequence[Message], options: RequestOptions) -> list[int]:
-        """Return the common beginning of continuations; [] for unknown templates."""
+        """Return the tokens common to all continuations of `messages`; [] for unknown templates."""
         encode = self._tokenizer.encode_runs
-        # An unknown template would need a child process.
+        # Rendering an unknown template takes a child process.
         if not self.template.is_known:
             return []
         one, other = (
@@ -95,7 +95,7 @@ class PromptWriter:
         return encode(one[:same]) + ids[: common_length(ids, others)]
 
     def last_turn_at(self, prompt: Prompt, messages: Sequence[Message], options: RequestOptions) -> int:
-        """Return a position at or shortly before the last turn; the prompt's length for unknown templates."""
+        """Return the position of the last turn, or one shortly before it; the prompt's length for unknown templates."""
         if not self.template.is_known:
             return len(prompt.ids)
         head = 1 if messages[0].role == "system" else 0
@@ -108,13 +108,13 @@ class PromptWriter:
         return len(prompt.ids) - len(self._tokenizer.encode_runs(one[same:]))
 
     def prefix_tokens(self, prompt: Prompt, messages: Sequence[Message], options: RequestOptions) -> int:
-        """Return how many tokens of a prompt depend only on `options.prefix`; 0 if it was dropped. Raises
-        InvalidRequestError if the messages do not contain it."""
+        """Return how many tokens of a prompt depend only on `options.prefix`; 0 if the prefix was dropped. Raises
+        InvalidRequestError if the messages are shorter."""
         prefix = options.prefix
         if prefix is None:
             return 0
         if prefix.message >= len(messages) or prefix.characters > len(messages[prefix.message].content):
-            raise InvalidRequestError("prefix ends behind the messages", param="prefix")
+            raise InvalidRequestError("prefix ends after the end of the messages", param="prefix")
         head = 1 if messages[0].role == "system" else 0
         if prefix.message >= head:
             if prefix.message < head + prompt.dropped_messages:
@@ -123,7 +123,7 @@ class PromptWriter:
         else:
             earlier = []
         content = messages[prefix.message].content
-        # The same prefix with another continuation: where the tokens differ, they depend on what follows the prefix.
+        # Tokens that differ if another text follows the prefix do not depend on the prefix alone.
         differs = "1" if content[prefix.characters :].startswith("a") else "a"
         cut = Message(messages[prefix.message].role, content[: prefix.characters] + differs)
         other = self._tokenizer.encode_runs(self._runs([*earlier, cut, Message("user", differs)], options))
@@ -154,16 +154,16 @@ class PromptWriter:
         context_tokens: int,
         kept_free: int,
     ) -> Prompt:
-        """Drop as few of the oldest turns as leave `kept_free` tokens, or one.
+        """Drop as few of the oldest turns as possible to leave `kept_free` tokens, or at least one.
 
-        Raises ContextLengthError if system message and last turn do not fit.
+        Raises ContextLengthError if the system message and the last turn do not fit.
         """
         limit = context_tokens - kept_free
 
         def attempt(kept: Sequence[Message]) -> Prompt | ContextLengthError:
             try:
                 return write(kept)
-            except ContextLengthError as error:  # too long even to be counted
+            except ContextLengthError as error:  # so long that it was not encoded
                 return error
 
         prompt = attempt(messages)
@@ -207,7 +207,7 @@ class PromptWriter:
 def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
     """Return token ids as a list. Raises InvalidRequestError."""
     if len(ids) == 0:
-        raise InvalidRequestError("there are no tokens", param="messages")
+        raise InvalidRequestError("the prompt has no tokens", param="messages")
     try:
         tokens = [operator.index(token) for token in ids]
     except TypeError:

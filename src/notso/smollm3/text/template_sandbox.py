@@ -1,10 +1,10 @@
 """Sandboxed execution of chat templates.
 
-A template is a program from an untrusted file. It gets jinja2's immutable sandbox, plain values and the few functions
-that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_apart` runs unknown
-templates in a child process with hard limits; `render_here` is for known ones.
+A template is a program from an untrusted file. It runs in jinja2's immutable sandbox, with plain values and the few
+functions that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_apart` runs
+unknown templates in a child process with hard limits; `render_here` is for known ones.
 
-This file is also the child's program, started by path: of this project it may import notso.system only.
+This file is also the child's program, started by path. Therefore it may import only notso.system from this project.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
-import jinja2.debug  # otherwise imported at the first error, when the child cannot open files
+import jinja2.debug  # would otherwise be imported at the first error, when the child can no longer open files
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
-if __name__ == "__main__":  # started by path, with no folder of this package in sys.path
+if __name__ == "__main__":  # started by path, so that this package is not in sys.path
     sys.path.append(str(Path(__file__).parents[3]))
 
 from notso.system.confinement import Child, ConfinedWorkError, Limits, Rights, confine
@@ -43,13 +43,13 @@ T = TypeVar("T")
 
 
 class SandboxFailure(Exception):
-    """The template failed, refused its input, or exceeded a limit."""
+    """A template failed, raised an exception on purpose, or exceeded a limit."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %}`, which marks training targets and prints its contents."""
+    """The `{% generation %}` tag, which marks training targets; its contents are printed."""
 
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012 - declared as in jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -57,7 +57,7 @@ class GenerationTag(Extension):
 
 
 class NamedUndefined(jinja2.Undefined):
-    """Undefined names may be tested, as in transformers; using one is an error."""
+    """Undefined name, which can be tested, as in transformers; its use is an error."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ class NamedUndefined(jinja2.Undefined):
         return False
 
     def _used(self) -> str:
-        # A missing key of a message is empty, as in transformers.
+        # As in transformers, a missing key of a message is empty.
         if self._undefined_obj is missing:
             raise self._undefined_exception(self._undefined_message)
         return ""
@@ -102,7 +102,7 @@ def render_here(template: jinja2.Template, variables: Variables, day: date) -> s
 
 
 def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str]:
-    """Render each set of variables in a child: 1 s CPU, 256 MiB, 1 Mi characters, no files. Raises SandboxFailure."""
+    """Render each set of variables in a child process within CHILD_LIMITS. Raises SandboxFailure."""
     request = json.dumps({"source": source, "batch": list(batch), "day": day.isoformat()})
     try:
         answer = json.loads(Child((str(Path(__file__).resolve()),), request.encode(), CHILD_LIMITS).answer())
@@ -156,7 +156,7 @@ def _guarded(work: Callable[[], T]) -> T:
 
 
 def _to_json(value: object, indent: int | None = None, sort_keys: bool = False, **ignored: object) -> str:
-    # jinja2's own filter escapes for HTML.
+    # jinja2's own filter escapes characters for HTML.
     if isinstance(value, jinja2.Undefined):
         str(value)
     return json.dumps(value, ensure_ascii=False, indent=indent, sort_keys=sort_keys)
@@ -167,7 +167,7 @@ def _raise_exception(message: object) -> None:
 
 
 def _clock(day: date) -> Callable[[str], str]:
-    # English names, independent of the locale.
+    # Names are English, whatever the locale.
     moment = day if isinstance(day, datetime) else datetime(day.year, day.month, day.day)
     names = {
         "B": MONTHS[day.month - 1],

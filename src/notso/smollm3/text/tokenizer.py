@@ -1,7 +1,7 @@
 """Tokenizer built from a GGUF file's vocabulary and merges.
 
-Control tokens in text are off by default: typed `<|im_end|>` is encoded as plain text. Only `encode(text,
-control=True)` and special runs of `encode_runs` yield special ids.
+By default, control tokens in text are not recognized: `<|im_end|>` typed by a user is encoded as plain text. Only
+`encode(text, control=True)` and special runs of `encode_runs` yield special ids.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from notso.text_file import read_regular
 
 
 class Run(NamedTuple):
-    """One special token, or ordinary text."""
+    """A special token, or ordinary text."""
 
     text: str
     special: bool
 
 
 class SpecialTexts:
-    """Splits text at special tokens. Raises ValueError for an empty one."""
+    """Splits text at special tokens. Raises ValueError for an empty token."""
 
-    # As the `tokenizers` library splits at added tokens: leftmost, then longest match.
+    # The leftmost, then longest match counts, as when the `tokenizers` library splits at added tokens.
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = dict.fromkeys(texts)
         if "" in self._texts:
@@ -44,7 +44,8 @@ class SpecialTexts:
         lengths: dict[str, set[int]] = {}
         for special in self._texts:
             lengths.setdefault(special[0], set()).add(len(special))
-        # Not a single pattern: a file may have a million special tokens, and each would be tried at every position.
+        # Texts are looked up by length, because a file may have a million special tokens, and a single pattern would
+        # try each of them at every position.
         self._lengths = {first: sorted(some, reverse=True) for first, some in lengths.items()}
         self._beginning = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
 
@@ -52,7 +53,7 @@ class SpecialTexts:
         return iter(self._texts)
 
     def split(self, text: str) -> list[Run]:
-        """Split into runs; ordinary ones are nonempty."""
+        """Split into runs; ordinary runs are nonempty."""
         runs: list[Run] = []
         end = 0
         for found in self._beginning.finditer(text) if self._beginning else ():
@@ -71,21 +72,21 @@ class SpecialTexts:
         return None
 
 
-# The engine has its own thread pool; a second one would compete for the same cores. The library reads this variable at
-# each call, and an existing value takes precedence.
+# The library's threads would compete with the engine's thread pool for the same cores. The library reads this variable
+# at each call; a value set by the user takes precedence.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MAX_TOKENIZER_JSON_BYTES = 64 * 2**20
-# Prompts of up to this many times the limit are counted exactly, so that errors can state their length.
+# Prompts of up to this many times the limit are encoded completely, so that the error states their exact length.
 COUNTED_TIMES = 4
 BATCH_CHARACTERS = 1 << 18
 
 
 class Tokenizer:
-    """Byte-level BPE of one file. Thread-safe."""
+    """Byte-level BPE tokenizer of a model file. Thread-safe."""
 
-    # `special_ids` are control and user-defined tokens, `specials` their texts. Tag ids are None if the file lacks the
-    # tag. No ordinary token covers more than `longest_bytes` of a text.
+    # `special_ids` are the ids of control and user-defined tokens, `specials` their texts. The ids of tags are None if
+    # the file lacks them. No ordinary token covers more than `longest_bytes` of a text.
     def __init__(
         self, vocabulary: Vocabulary, encoder: tokenizers.Tokenizer, ends: frozenset[int], shrinks: int = 1
     ) -> None:
@@ -107,7 +108,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], path: Path | None = None) -> Tokenizer:
-        """Build from metadata; a `tokenizer.json` beside `path` takes precedence for the merges.
+        """Build a tokenizer from metadata, or from a `tokenizer.json` next to `path`, which must have the same tokens.
 
         Raises ModelFileError.
         """
@@ -124,7 +125,7 @@ class Tokenizer:
         return cls(vocabulary, encoder, end_ids(metadata, vocabulary), shrinks)
 
     def encode(self, text: str, control: bool = False) -> list[int]:
-        """Return ids, without added tokens; `control` parses special tokens. Raises InvalidRequestError for invalid
+        """Return ids without adding tokens; `control` recognizes special tokens. Raises InvalidRequestError for invalid
         Unicode."""
         return self.encode_batch([text], control)[0]
 
@@ -136,16 +137,16 @@ class Tokenizer:
         return [encoding.ids for encoding in self._encoder.encode_batch_fast(texts, add_special_tokens=False)]
 
     def check_length(self, texts: Iterable[str], most_tokens: int) -> None:
-        """Raise ContextLengthError for texts certainly over the limit."""
-        # Encoding would take a second and a hundred bytes per token of a huge text.
+        """Raise ContextLengthError if texts certainly exceed the limit."""
+        # Encoding a huge text would take a second, and a hundred bytes per token.
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > most_tokens * self.longest_bytes:
             raise ContextLengthError(-(-size // self.longest_bytes), most_tokens, at_least=True)
 
     def encode_runs(self, runs: Sequence[tuple[str, bool]], most_tokens: int | None = None) -> list[int]:
-        """Encode (text, special) runs, ordinary ones as one piece each.
+        """Encode (text, special) runs, each ordinary run as one piece.
 
-        Raises InvalidRequestError for an unknown special text, ContextLengthError above COUNTED_TIMES * `most_tokens`.
+        Raises InvalidRequestError for an unknown special token, ContextLengthError above COUNTED_TIMES * `most_tokens`.
         """
         ids: list[int] = []
         for batch in _batches(runs):
@@ -162,12 +163,12 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_control: bool = True) -> str:
-        """Return the text without control tokens, unless `skip_control` is False; invalid UTF-8 becomes U+FFFD. Raises
+        """Return the text, by default without control tokens; invalid UTF-8 becomes U+FFFD. Raises
         InvalidRequestError."""
         return b"".join(self.token_bytes(token, skip_control) for token in ids).decode("utf-8", "replace")
 
     def token_bytes(self, token: int, skip_control: bool = False) -> bytes:
-        """Return a token's bytes; none for skipped control and unused tokens."""
+        """Return a token's bytes; `skip_control`: none for control and unused tokens."""
         if skip_control and (token in self.control_ids or token in self._vocabulary.unused_ids):
             return b""
         return self._vocabulary.token_bytes(token)
@@ -184,7 +185,7 @@ class Tokenizer:
 
 
 def _batches(runs: Sequence[tuple[str, bool]]) -> Iterator[Sequence[tuple[str, bool]]]:
-    # In batches: encoding takes a hundred bytes per token.
+    # Batches limit memory, because encoding takes a hundred bytes per token.
     begun, size = 0, 0
     for at, (text, _) in enumerate(runs):
         size += len(text)
@@ -195,7 +196,7 @@ def _batches(runs: Sequence[tuple[str, bool]]) -> Iterator[Sequence[tuple[str, b
 
 
 class TokenStream:
-    """Incremental decoder; its pieces join to `decode` of all ids."""
+    """Incremental decoder; its pieces add up to `decode` of all ids."""
 
     # An incomplete character is held back; bytes that can no longer complete one become U+FFFD.
     def __init__(self, tokenizer: Tokenizer, skip_control: bool = True) -> None:
@@ -238,7 +239,7 @@ def _pipeline_from_json(path: Path, vocabulary: Vocabulary) -> tuple[TokenizerPi
         merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in data["model"]["merges"]]
         return pipeline, pipeline.encoder(vocabulary.ordinary, merges, "model.merges")
     except OSError as error:
-        raise _does_not_fit(path, error.strerror or "it cannot be read") from error
+        raise _does_not_fit(path, error.strerror or "cannot be read") from error
     except (KeyError, TypeError) as error:
         raise _does_not_fit(path, f"{type(error).__name__}: {error}") from error
     except (ModelFileError, ValueError, AttributeError, RecursionError) as error:  # any malformed JSON
@@ -255,24 +256,24 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
     added = {token["content"]: token["id"] for token in data["added_tokens"]}
     ordinary = {text: index for text, index in model["vocab"].items() if text not in added}
     for found, expected in ((ordinary, vocabulary.ordinary), (added, vocabulary.special_ids)):
-        # Tokens that the model file marks as unused are optional.
+        # Tokens that the model file marks as unused need not match.
         named = {text: index for text, index in found.items() if index not in vocabulary.unused_ids}
         if named != expected:
             text = min(text for text, _ in named.items() ^ expected.items())
             raise ValueError(
-                f"token {quoted(text)} has id {named.get(text)} there and {expected.get(text)} in the model"
+                f"token {quoted(text)} has id {named.get(text)} in it and {expected.get(text)} in the model file"
             )
 
 
-# Shorter texts are fast to encode. For long ones timing does not let a text be guessed.
+# Shorter texts are not cached: they are fast to encode, and timing could reveal them to other users.
 LEAST_CHARACTERS = 512
 
-# Limit for texts and ids together: eight million characters of plain English, or a million of text without long tokens.
+# Limit for texts and ids: eight million characters of plain English, or a million if each character is a token.
 MOST_BYTES = 16 * 2**20
 
 
 class EncodedTexts:
-    """Recently used texts. Thread-safe."""
+    """Cache of recently encoded texts. Thread-safe."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, array[int]] = OrderedDict()
@@ -280,7 +281,7 @@ class EncodedTexts:
         self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]) -> list[Sequence[int]]:
-        """Return ids; `encode` is called once for uncached texts."""
+        """Return ids; `encode` is called once, for all uncached texts."""
         with self._lock:
             known = {text: self._texts[text] for text in texts if len(text) >= LEAST_CHARACTERS and text in self._texts}
             for text in known:

@@ -1,9 +1,9 @@
-"""Normalization and pre-tokenization, from a tokenizer.json by allow-list, or from a GGUF file.
+"""Normalization and pre-tokenization, read from a tokenizer.json or a GGUF file with an allow-list.
 
-Unknown parts are refused by name: they would change ids, and arbitrary expressions may take exponential time. Source:
-the `tokenizers` library, which executes the parts.
+An unknown part is an error that names the part, because it would change ids, and arbitrary expressions may take
+exponential time. Source: the `tokenizers` library, which executes the parts.
 
-A Hugging Face `tokenizer.json` is also converted to GGUF entries here.
+This module also converts a Hugging Face `tokenizer.json` to GGUF entries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from notso.text_file import NotTextError, read_regular, read_text
 # Project-specific GGUF key, because `tokenizer.ggml.pre` expresses neither normalizers nor other pre-tokenizers.
 PIPELINE_KEY = "notso.tokenizer.pipeline"
 
-# `tokenizer.ggml.pre` for pipelines without a llama.cpp name, which makes llama.cpp refuse the file.
+# `tokenizer.ggml.pre` for pipelines that have no name in llama.cpp; it makes llama.cpp reject the file.
 NO_NAME = "notso"
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -46,20 +46,20 @@ _GPT_4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 )
-# Reviewed expressions: each takes linear time.
+# Expressions that were reviewed and take linear time.
 EXPRESSIONS = {
     *(LLAMA_3, QWEN_2, _QWEN_3_5, _DEEPSEEK_3, _GPT_2, _TEKKEN, _GPT_4O),
     *("[一-龥\u3040-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+", r" ?[^(\s|[.,!?…。，、।۔،])]+"),  # DeepSeek and BLOOM
     # cl100k_base, in two spellings
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    # digits alone: DeepSeek, Falcon, StarCoder and others
+    # single kinds of characters: DeepSeek, Falcon, StarCoder and others
     *(r"\p{N}{1,3}", r"\p{N}", r"\d{1,3}", r"\d", "[0-9][0-9][0-9]", "[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\p{N}+"),
 }
 
 _BEHAVIORS = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
-# Normalizers shrink text at most by this factor in bytes: from four (a bold letter) with combining marks.
+# Normalizers shrink text at most by this factor in bytes; bold letters with combining marks shrink most.
 SHRINKS = 8
 
 
@@ -79,7 +79,7 @@ def _split(expression: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPipeline:
-    """Text processing before BPE."""
+    """Processing of text before BPE."""
 
     pre_tokenizer: Mapping[str, Any]
     normalizer: Mapping[str, Any] | None = None
@@ -87,9 +87,9 @@ class TokenizerPipeline:
 
     @classmethod
     def from_json(cls, content: Any) -> TokenizerPipeline:
-        """Parse a tokenizer.json. Raises ModelFileError naming an unsupported part."""
+        """Parse a tokenizer.json. Raises ModelFileError, which names the unsupported part."""
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-            raise ModelFileError("it is not a byte-level BPE tokenizer.json: it has no model")
+            raise ModelFileError("not a byte-level BPE tokenizer.json: there is no model")
         _only(content, "tokenizer.json", _CHECKED_ELSEWHERE | {"normalizer", "pre_tokenizer", "model"})
         _check_model(content["model"])
         _check_added(content.get("added_tokens"), content.get("normalizer"))
@@ -99,18 +99,18 @@ class TokenizerPipeline:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> TokenizerPipeline:
-        """Read this project's key, else `tokenizer.ggml.pre`. Raises ModelFileError."""
+        """Read PIPELINE_KEY or `tokenizer.ggml.pre`. Raises ModelFileError."""
         kept, name = metadata.get(PIPELINE_KEY), metadata.get("tokenizer.ggml.pre")
         if kept is None:
             if not isinstance(name, str) or name not in PRE_TOKENISERS:
                 raise ModelFileError(f"tokenizer.ggml.pre is {quoted(name)}; supported: {', '.join(PRE_TOKENISERS)}")
-            # As in the official tokenizer.json, a pre-token in the vocabulary is that token.
+            # As in the official tokenizer.json, a piece that is in the vocabulary becomes that token without merges.
             return cls(_split(PRE_TOKENISERS[name]))
         try:
             content = json.loads(kept)
             return cls._checked(content["normalizer"], content["pre_tokenizer"], content)
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ModelFileError(f"{PIPELINE_KEY} is not valid JSON of a tokenizer") from None
+            raise ModelFileError(f"{PIPELINE_KEY} is not a valid tokenizer in JSON") from None
 
     @classmethod
     def _checked(cls, normalizer: Any, pre_tokenizer: Any, flags: Mapping[str, Any]) -> TokenizerPipeline:
@@ -133,7 +133,7 @@ class TokenizerPipeline:
         parts |= {"normalizer": self.normalizer, "pre_tokenizer": self.pre_tokenizer}
         try:
             made = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | parts))
-            # A dict and a list of tuples are fastest; JSON text takes half as long again.
+            # Passing a dict and a list of tuples is fastest; passing JSON text would take 1.5 times as long.
             encoder = tokenizers.Tokenizer(models.BPE(ordinary, merges, ignore_merges=self.ignore_merges))
         except Exception as error:  # the library raises no narrower class
             raise ModelFileError(f"{merges_name} does not match the vocabulary: {error}") from error
@@ -150,13 +150,13 @@ class TokenizerPipeline:
         return cut, self.ignore_merges
 
 
-# By `tokenizer.ggml.pre`. Both names stand for Llama 3's expression.
+# Supported values of `tokenizer.ggml.pre`. Both names stand for Llama 3's expression.
 PRE_TOKENISERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("smaug-bpe", (_split(LLAMA_3), True)),
-    # llama.cpp's behavior under that name
+    # llama.cpp's behavior for this name
     ("smaug-bpe", (_split(LLAMA_3), False)),
     ("qwen2", (_split(QWEN_2), False)),
     ("gpt-2", (_byte_level(expression=True), False)),
@@ -180,7 +180,7 @@ def _check_model(model: Mapping[str, Any]) -> None:
     _only(model, "its model", known | {"continuing_subword_prefix", "end_of_word_suffix"})
     if model.get("type") != "BPE":
         raise ModelFileError(f"its model is {quoted(model.get('type'))}, not BPE")
-    # An unknown token is never needed: the vocabulary has every byte.
+    # Settings of the unknown token have no effect, because the vocabulary has every byte.
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise ModelFileError(f"its model is not plain BPE: {name} is {quoted(model[name])}")
@@ -219,11 +219,11 @@ def _check_normalizer(part: Any) -> None:
 def _check_pre_tokenizer(part: Any) -> None:
     parts = part.get("pretokenizers") if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
     if not isinstance(parts, list) or not parts or _kind(parts[-1]) != "ByteLevel":
-        raise ModelFileError(f"its pre_tokenizer {quoted(_kind(part))} does not end in bytes (ByteLevel)")
+        raise ModelFileError(f"its pre_tokenizer {quoted(_kind(part))} does not end with ByteLevel")
     for each in parts:
         _check_cut(each)
     if [_kind(each) for each in parts].count("ByteLevel") > 1:
-        raise ModelFileError("its pre_tokenizer has ByteLevel twice")
+        raise ModelFileError("its pre_tokenizer has more than one ByteLevel")
 
 
 def _check_cut(part: Any) -> None:
@@ -267,7 +267,7 @@ def _check_post_processor(part: Any) -> None:
         }:
             return
         case _:
-            raise ModelFileError(f"its post_processor {quoted(_kind(part))} adds tokens around a text")
+            raise ModelFileError(f"its post_processor {quoted(_kind(part))}, which adds tokens, is not supported")
 
 
 def _check_decoder(part: Any) -> None:
@@ -287,7 +287,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 
 def tokenizer_entries(path: Path) -> dict[str, Any]:
-    """Return GGUF entries, with a neighboring chat template. Raises ModelFileError."""
+    """Return GGUF entries, including a chat template next to `path`. Raises ModelFileError."""
     try:
         content = json.loads(read_regular(path, MAX_JSON_BYTES))
     except OSError as error:
@@ -323,7 +323,7 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
 
 
 def template_beside(path: Path) -> str | None:
-    """Return a neighboring chat template. Raises ModelFileError if unreadable."""
+    """Return the chat template next to `path`, or None. Raises ModelFileError if it is unreadable."""
     try:
         return read_text(path.with_name(TEMPLATE_FILE), MAX_TEMPLATE_BYTES)
     except FileNotFoundError:

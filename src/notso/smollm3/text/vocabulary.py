@@ -10,27 +10,27 @@ from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 # tokenizer.ggml.token_type, numbered by the GGUF specification.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 
-# Tokens that always end a turn; found by text, because ids differ between files.
+# Tokens that always end a turn, by text, because ids differ between files.
 END_TEXTS = ("<|im_end|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
-# Project-specific key: GGUF has keys for three end ids, and generation_config.json may list any number.
+# Project-specific key, because GGUF has keys for only three end ids, and generation_config.json may list any number.
 END_IDS_KEY = "notso.tokenizer.eos_token_ids"
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
-# Per token: eight times the longest in published files. Code that iterates over tokens relies on it.
+# Maximum length of a token: eight times the longest in published files. Code that iterates over tokens relies on it.
 MAX_TOKEN_CHARACTERS = 1024
 
-# Per special token: text is compared with every length at each possible start.
+# Maximum length of a special token. Text is compared with special tokens of every length at each possible start.
 MAX_SPECIAL_CHARACTERS = 256
 
-# Distinct first characters of special tokens; published files have only `<`.
+# Maximum number of distinct first characters of special tokens; published files have only `<`.
 MAX_SPECIAL_BEGINNINGS = 256
 
 T = TypeVar("T")
 
 
 def _byte_characters() -> list[str]:
-    # GPT-2's table.
+    # GPT-2's table of a printable character for each byte.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
@@ -41,13 +41,15 @@ _BYTE_OF_CHARACTER = {ord(character): byte for byte, character in enumerate(BYTE
 
 
 class Vocabulary:
-    """Validated tokens and kinds. Raises ModelFileError naming the key or token."""
+    """Validated tokens and kinds. Raises ModelFileError, which names the key or token."""
 
-    # `control_ids` are dropped from decoded text, `user_defined_ids` (`<think>`, `<tool_call>`, ...) are shown.
-    # `longest_bytes` bounds an ordinary token.
+    # Tokens of `control_ids` are dropped from decoded text; those of `user_defined_ids` (`<think>`, `<tool_call>`, ...)
+    # are shown. `longest_bytes` is the length of the longest ordinary token.
     def __init__(self, tokens: Sequence[str], kinds: Sequence[int]) -> None:
         if len(tokens) != len(kinds):
-            raise ModelFileError(f"tokenizer.ggml.token_type has {len(kinds)} entries, tokens has {len(tokens)}")
+            raise ModelFileError(
+                f"tokenizer.ggml.token_type has {len(kinds)} entries, but there are {len(tokens)} tokens"
+            )
         self.tokens = tokens
         _check_texts(tokens)
         by_kind: dict[int, list[int]] = {kind: [] for kind in (UNKNOWN, CONTROL, USER_DEFINED, UNUSED)}
@@ -77,11 +79,11 @@ class Vocabulary:
 
     @property
     def ordinary(self) -> dict[str, int]:
-        # Not cached: ten megabytes that are only needed at construction.
+        # Not stored, because its ten megabytes are only needed at construction.
         return {token: index for index, token in enumerate(self.tokens) if token not in self._not_ordinary}
 
     def check_id(self, token: int) -> int:
-        """Return a valid id. Raises InvalidRequestError."""
+        """Return the id if it is valid. Raises InvalidRequestError."""
         if not 0 <= token < len(self.tokens):
             raise InvalidRequestError(f"token id {token} is outside 0..{len(self.tokens) - 1}", param="tokens")
         return token
@@ -99,9 +101,7 @@ class Vocabulary:
             raise ModelFileError(f"tokenizer.ggml.tokens has no token for byte {missing[0]:#04x}")
         if not set("".join(ordinary)) <= set(BYTE_CHARACTERS):
             odd = next(token for token in ordinary if not set(token) <= set(BYTE_CHARACTERS))
-            raise ModelFileError(
-                f"tokenizer.ggml.tokens: {quoted(odd)} (id {ordinary[odd]}) is not in byte-level spelling"
-            )
+            raise ModelFileError(f"tokenizer.ggml.tokens: {quoted(odd)} (id {ordinary[odd]}) is not byte-level encoded")
 
 
 def _check_texts(tokens: Sequence[str]) -> None:
@@ -109,7 +109,8 @@ def _check_texts(tokens: Sequence[str]) -> None:
     for index, token in enumerate(tokens):
         if len(token) > MAX_TOKEN_CHARACTERS:
             raise ModelFileError(
-                f"tokenizer.ggml.tokens: token {index} has {len(token):,} characters, limit {MAX_TOKEN_CHARACTERS:,}"
+                f"tokenizer.ggml.tokens: token {index} has {len(token):,} characters; the limit is "
+                f"{MAX_TOKEN_CHARACTERS:,}"
             )
         if first.setdefault(token, index) != index:
             raise ModelFileError(
@@ -122,26 +123,26 @@ def _check_specials(special_ids: Mapping[str, int]) -> None:
     for text, index in special_ids.items():
         if len(text) > MAX_SPECIAL_CHARACTERS:
             raise ModelFileError(
-                f"tokenizer.ggml.tokens: special token {index} has {len(text):,} characters, "
-                f"limit {MAX_SPECIAL_CHARACTERS}"
+                f"tokenizer.ggml.tokens: special token {index} has {len(text):,} characters; the limit is "
+                f"{MAX_SPECIAL_CHARACTERS}"
             )
     beginnings = len({text[0] for text in special_ids})
     if beginnings > MAX_SPECIAL_BEGINNINGS:
         raise ModelFileError(
-            f"tokenizer.ggml.tokens: special tokens begin with {beginnings:,} different characters, "
-            f"limit {MAX_SPECIAL_BEGINNINGS}"
+            f"tokenizer.ggml.tokens: special tokens begin with {beginnings:,} different characters; the limit is "
+            f"{MAX_SPECIAL_BEGINNINGS}"
         )
 
 
 def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[int]:
-    """Return the file's and the model family's end tokens. Raises ModelFileError if invalid or missing."""
+    """Return the end tokens of the file and the model family. Raises ModelFileError if they are invalid or missing."""
     ends = {index for text in END_TEXTS if (index := vocabulary.special_ids.get(text)) is not None}
     named = [(key, index) for key in END_KEYS if (index := metadata.get(key)) is not None]
     if END_IDS_KEY in metadata:
         named += [(END_IDS_KEY, index) for index in gguf_list(metadata, END_IDS_KEY, int)]
     for key, index in named:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(vocabulary):
-            raise ModelFileError(f"{key} is {quoted(index)}, must be 0..{len(vocabulary) - 1}")
+            raise ModelFileError(f"{key} must be 0..{len(vocabulary) - 1}, not {quoted(index)}")
         ends.add(index)
     if not ends:
         raise ModelFileError("the file has no end-of-sequence token (tokenizer.ggml.eos_token_id)")
@@ -149,7 +150,7 @@ def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[in
 
 
 def gguf_list(metadata: Mapping[str, Any], key: str, kind: type[T]) -> list[T]:
-    """Return a list of exactly this type. Raises ModelFileError."""
+    """Return a list with items of type `kind`. Raises ModelFileError."""
     value = metadata.get(key)
     if value is None:
         raise ModelFileError(f"the file has no {key}")

@@ -1,1 +1,1 @@
-"""Fine-tuning: training rows, LoRA training by TRL and PEFT, and the resulting files."""
+"""Fine-tuning: training rows, LoRA training with TRL and PEFT, and writing of the results."""

@@ -1,4 +1,4 @@
-"""Writing of adapters as GGUF files, or merged into the base model."""
+"""Writing of adapters as GGUF files, or merged with the base model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
-    """Write a PEFT folder as GGUF; return the bytes of its tensors.
+    """Write a PEFT folder's adapter as a GGUF file; return the size of its tensors in bytes.
 
     Raises ModelFileError, SafetensorsError, OSError.
     """
@@ -37,7 +37,7 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
         for role, pair in layer.items():
             for part, tensor in (("a", pair.a), ("b", pair.b)):
                 values = tensor.dequantise()
-                # F16 where it is precise enough. Ranks are zero-padded as for the engine.
+                # F16 is used where it is precise enough. Ranks are zero-padded as for the engine.
                 halves = QTensor.quantise(values, F16)
                 kept = halves if _is_near(halves.dequantise(), values) else QTensor.quantise(values, F32)
                 where = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"
@@ -47,12 +47,12 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
 
 
 def _is_near(halves: Floats, values: Floats) -> bool:
-    # No more than rounding may be lost, small values included.
+    # The error may not exceed that of rounding the largest value, even for values that are subnormal in F16.
     return float(np.abs(halves - values).max()) <= 2**-11 * float(np.abs(values).max())
 
 
 def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: int | None = None) -> int:
-    """Write `base` with the adapter merged; return the bytes of its tensors.
+    """Write `base` merged with the adapter; return the size of its tensors in bytes.
 
     Raises as `write_adapter`, and InvalidRequestError for incomplete blocks.
     """

@@ -1,4 +1,4 @@
-"""Base model as a transformers module, from a GGUF file or a folder."""
+"""Loading of a base model as a transformers module, from a GGUF file or a folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(source: Path, dtype: Any) -> Any:
 
 
 def parameters_of(base: Path) -> int:
-    """Return the number of values."""
+    """Return the number of parameters of a GGUF file."""
     with GGUFFile.open(base) as file:
         return sum(tensor.rows * tensor.cols for tensor in file.tensors.values())
 
@@ -85,14 +85,14 @@ def _from_gguf(source: Path, dtype: Any) -> Any:
 
 
 def module_of(role: str) -> str:
-    """Return the transformers name."""
+    """Return a role's module name in transformers."""
     if role in NORMS:
         return role
     return f"{'self_attn' if role in ('q_proj', 'k_proj', 'v_proj', 'o_proj') else 'mlp'}.{role}"
 
 
 def hf_rows(tensor: QTensor, role: str, head_dim: int) -> Floats:
-    """Return values in transformers' row order."""
+    """Return a tensor's values in the row order of transformers."""
     values = tensor.dequantise().reshape(tensor.shape)
     if role not in ("q_proj", "k_proj"):
         return values

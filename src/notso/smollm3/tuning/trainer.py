@@ -1,6 +1,6 @@
-"""LoRA training by TRL and PEFT, with checkpoints for resuming.
+"""LoRA training with TRL and PEFT; it can be resumed from checkpoints.
 
-The only module that uses these optional libraries, which it imports lazily.
+This is the only module that uses these optional libraries. It imports them when training starts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from notso.smollm3.tuning.training_rows import TrainingRow
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Hyperparameters of LoRA on all matrices with AdamW. Raises InvalidRequestError."""
+    """Hyperparameters for LoRA on all matrices with AdamW. Raises InvalidRequestError."""
 
-    # The adapter is alpha / rank times B A.
+    # The adapter adds (alpha / rank) * B @ A to each matrix.
     rank: int = 16
     alpha: float = 32.0
     learning_rate: float = 2e-4
     # Repetitions of each training row.
     epochs: int = 3
-    # Repetitions of each earlier answer of the model.
+    # Repetitions of each rehearsal row, an answer of the base model that training should preserve.
     rehearsals: int = 2
     batch_rows: int = 8
     # Longer rows are truncated.
@@ -58,7 +58,7 @@ class Recipe:
         ):
             value = getattr(self, name)
             if not least <= value <= most:  # NaN fails too
-                raise InvalidRequestError(f"{name} is {value}, must be {least:g} to {most:g}", param=name)
+                raise InvalidRequestError(f"{name} must be between {least:g} and {most:g}, not {value}", param=name)
 
     def digest(self, *more: bytes) -> str:
         found = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())
@@ -72,7 +72,7 @@ CHECKPOINTS_KEPT = 2
 # Larger base models use bfloat16 and gradient checkpointing.
 LARGE_PARAMETERS = 1_000_000_000
 
-Progress = Callable[[str, int, int], None]  # what is being done, steps done, in all
+Progress = Callable[[str, int, int], None]  # activity, steps done, total steps
 
 
 class TuningError(ModelError):
@@ -81,18 +81,18 @@ class TuningError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of training; losses are in nats per learned token."""
+    """Result of training; losses are in nats per target token."""
 
     peft_folder: Path  # the adapter in PEFT's format
     steps: int
-    resumed_at: int  # first step of this run, 0 unless resumed
+    resumed_at: int  # number of steps before this run, 0 unless resumed
     loss: float  # over the last steps
     held_out_before: float | None
     held_out_after: float | None
 
 
 def require_libraries() -> None:
-    """Raise TuningError if libraries are missing."""
+    """Raise TuningError if a library is missing."""
     try:
         import datasets  # noqa: F401
         import peft  # noqa: F401
@@ -103,7 +103,7 @@ def require_libraries() -> None:
 
 
 def begun_on(folder: Path) -> date | None:
-    """Return a run's first day."""
+    """Return the date on which a run was started, or None."""
     try:
         return date.fromisoformat(json.loads((folder / RUN_FILE).read_text("utf-8"))["day"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -124,10 +124,8 @@ def train(
     progress: Progress = lambda what, done, total: None,
 ) -> Outcome:
     """Train in `folder`, resuming a run with the same `digest`. Raises TuningError for another run or missing
-    libraries.
-
-    load_base: dtype -> transformers model of so many `parameters`.
-    """
+    libraries."""
+    # load_base: takes a dtype and returns a transformers model. parameters: its number of parameters.
     require_libraries()
     import torch
     from datasets import Dataset, disable_progress_bars
@@ -141,7 +139,7 @@ def train(
     state = _begin(folder, digest, day, recipe)
     gpu = torch.cuda.is_available()
     large = parameters > LARGE_PARAMETERS
-    one_by_one = large or not gpu  # on a CPU, batching gains nothing and padding costs
+    one_by_one = large or not gpu  # on a CPU, padding costs time and batching gains none
     torch.manual_seed(recipe.seed)
     model = load_base(torch.bfloat16 if large or gpu else torch.float32)
     config = SFTConfig(
@@ -251,7 +249,7 @@ def _write(folder: Path, known: dict[str, Any]) -> None:
 def _last_checkpoint(folder: Path) -> Path | None:
     found = None
     for path in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
-        # The state file is written last.
+        # A checkpoint without the state file, which is written last, is incomplete.
         try:
             json.loads((path / "trainer_state.json").read_text("utf-8"))
             found = found or path
@@ -261,7 +259,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
 
 
 def _padding_only() -> Any:
-    # TRL requires a tokenizer for padding only; rows are already tokenized.
+    # Rows are already tokenized; TRL requires a tokenizer, but uses it only for padding.
     import tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,9 +1,8 @@
 """Training rows: tokenized conversations from JSONL, with labels.
 
-The file's chat template renders them as at run time. Labels cover the tokens of an answer after its prompt, up to its
-end token.
+The model's chat template renders them as at run time. Only the tokens of an answer, up to its end token, have labels.
 
-Rehearsal rows are answers of the untuned model, trained together with new rows to preserve its abilities.
+Rehearsal rows are answers of the untuned model, used for training together with new rows to preserve its abilities.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ if TYPE_CHECKING:
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
 NOT_LEARNT = -100  # label that PyTorch's cross entropy ignores
 
-LEAST_TO_HOLD_OUT = 10  # with fewer rows none is held out
+LEAST_TO_HOLD_OUT = 10  # with fewer rows, none are held out
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """Token ids and labels; NOT_LEARNT where the loss is masked."""
+    """Token ids and labels; the label is NOT_LEARNT where the loss is masked."""
 
     ids: list[int]
     labels: list[int]
 
 
 class RowWriter:
-    """Builds rows for one model; `day` is the date it sees."""
+    """Builds rows for one model; prompts contain the date `day`."""
 
     def __init__(self, prompts: PromptWriter, tokenizer: Tokenizer, max_tokens: int, day: date) -> None:
         self._prompts = prompts
@@ -56,14 +55,14 @@ class RowWriter:
 
     @classmethod
     def of(cls, base: Path, max_tokens: int, day: date) -> RowWriter:
-        """Load template and tokenizer. Raises GGUFError, ModelFileError or TemplateError."""
+        """Load a model's template and tokenizer. Raises GGUFError, ModelFileError or TemplateError."""
         with GGUFFile.open(base) as file:
             tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
             prompts = PromptWriter(ChatTemplate.from_gguf(file.metadata, tokenizer), tokenizer)
         return cls(prompts, tokenizer, max_tokens, day)
 
     def read(self, path: Path) -> list[TrainingRow]:
-        """Read a file. Raises InvalidRequestError naming the line, or OSError."""
+        """Read a file. Raises OSError, or InvalidRequestError, which names the line."""
         rows = []
         for number, line in enumerate(_text_of(path).splitlines(), 1):
             if not line.strip():
@@ -92,7 +91,7 @@ class RowWriter:
             before = self._prompts.write(messages[:at], asked).ids
             whole = self._whole(messages[: at + 1], asked)
             if before[: len(ids)] != ids or whole[: len(before)] != before:
-                raise ValueError("the template renders an earlier message differently when a later one follows")
+                raise ValueError("the template renders a message differently when another message follows")
             end = 1 + max((place for place, token in enumerate(whole) if token in self._ends), default=-1)
             if not end:
                 raise ValueError("the template writes no end token after an answer")
@@ -107,7 +106,7 @@ class RowWriter:
         return TrainingRow(ids[: learnt[-1] + 1], labels[: learnt[-1] + 1])
 
     def _whole(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:
-        # The common prefix of two continuations ends before the generation prompt.
+        # The common prefix of two continuations is the rendered conversation, without a generation prompt.
         one, other = (self._prompts.write([*messages, Message("user", words)], asked).ids for words in ("a", "1"))
         return one[: common_length(one, other)]
 
@@ -120,7 +119,7 @@ def _text_of(path: Path) -> str:
 
 
 def _thinks(messages: Sequence[Message], asked: RequestOptions) -> bool:
-    # In a thinking conversation, answers without reasoning are context only.
+    # If any answer of a conversation has reasoning, answers without it are not trained on.
     return asked.thinking and any(message.reasoning_content for message in messages)
 
 
@@ -140,13 +139,13 @@ def _conversation(given: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
 
 
 def messages_of(given: Any, name: str) -> Iterator[Message]:
-    """Yield messages. Raises ValueError."""
+    """Yield parsed messages. Raises ValueError."""
     if not isinstance(given, list) or not given:
         raise ValueError(f"{name} must be a list of messages")
     for each in given:
         role, content = (each.get(key) for key in ("role", "content")) if isinstance(each, dict) else (None, None)
         if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str | None):
-            raise ValueError(f"{name}: {quoted(each)} has an invalid role or no text")
+            raise ValueError(f"{name}: {quoted(each)} has an invalid role or content")
         text, thoughts = content or "", None
         if role == "assistant" and text.startswith(THINK_OPEN) and THINK_CLOSE in text:
             thoughts, _, text = text.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
@@ -157,7 +156,7 @@ def messages_of(given: Any, name: str) -> Iterator[Message]:
 
 
 def tools_of(given: Any) -> list[Any] | None:
-    """Return tools. Raises ValueError."""
+    """Return a row's tools, or None. Raises ValueError."""
     if given is not None and (not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given)):
         raise ValueError("tools must be a list of objects")
     return given or None
@@ -174,14 +173,14 @@ def _call(given: Any) -> ToolCall:
 
 
 def split(rows: Sequence[TrainingRow], holdout: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Hold out rows chosen by `seed`."""
+    """Split into training rows and rows held out at random."""
     count = round(len(rows) * holdout) if len(rows) >= LEAST_TO_HOLD_OUT else 0
     count = max(count, 1) if holdout and len(rows) >= LEAST_TO_HOLD_OUT else count
     chosen = set(random.Random(seed).sample(range(len(rows)), count))
     return [row for at, row in enumerate(rows) if at not in chosen], [rows[at] for at in sorted(chosen)]
 
 
-SHIPPED = Path(__file__).with_name("rehearsal.txt")  # default questions of many kinds, written for this project
+SHIPPED = Path(__file__).with_name("rehearsal.txt")  # default rehearsal questions, written for this project
 
 AT_ONCE = 64  # conversations submitted to the engine together
 
@@ -190,9 +189,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(slots=True)
 class Conversation:
-    """Conversation to be answered by the model."""
+    """A conversation for the model to answer."""
 
-    # Answers are generated wherever a user or tool message lacks one; a final answer is replaced by the model's.
+    # An answer is generated for each user message or tool result that has none.
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
     thinking: bool = False
@@ -201,7 +200,7 @@ class Conversation:
     def is_asked(self) -> bool:
         while self.messages and not self._waits():
             if self.messages[0]["role"] == "tool" and not self.said[-1].get("tool_calls"):
-                return False  # result of a call that was not made
+                return False  # the model did not make the call that this is the result of
             self.said.append(self.messages.pop(0))
         return self._waits()
 
@@ -213,7 +212,7 @@ class Conversation:
 
 
 def read(text: str, name: str) -> list[Conversation]:
-    """Parse questions, one per line, or JSON conversations. Raises InvalidRequestError naming the line."""
+    """Parse questions or JSON conversations, one per line. Raises InvalidRequestError, which names the line."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -227,7 +226,7 @@ def read(text: str, name: str) -> list[Conversation]:
             if messages[-1]["role"] == "assistant":
                 messages = messages[:-1]
             thinks = (given.get("chat_template_kwargs") or {}).get("enable_thinking")
-            # Both modes, unless chat_template_kwargs selects one.
+            # With and without thinking, unless chat_template_kwargs selects one mode.
             for thinking in (False, True) if thinks is None else (thinks is not False,):
                 found.append(Conversation(list(messages), tools_of(given.get("tools")), thinking))
         except (ValueError, RecursionError, AttributeError) as error:
@@ -242,7 +241,7 @@ def answered(
     day: date,
     progress: Progress = lambda what, done, total: None,
 ) -> list[dict[str, Any]]:
-    """Return a row per greedy answer; `day` is the date that the model sees."""
+    """Return a row per greedy answer; prompts contain the date `day`."""
     rows = []
     for start in range(0, len(conversations), AT_ONCE):
         progress("answering before", start, len(conversations))
@@ -251,7 +250,7 @@ def answered(
             asked = [_submit(engine, each, max_tokens, day) for each in open_ones]
             made = [_answer(generation, each.thinking) for generation, each in zip(asked, open_ones, strict=True)]
             for each, answer in zip(open_ones, made, strict=True):
-                # Truncated answers, and answers in the wrong thinking mode, are dropped along with what follows them.
+                # Truncated answers and answers in the wrong mode are dropped, with the rest of their conversations.
                 if answer is None:
                     each.said.clear()
                     each.messages.clear()

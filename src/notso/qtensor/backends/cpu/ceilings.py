@@ -1,4 +1,4 @@
-"""Ceilings for kernels on this machine: memory bandwidth and byte products."""
+"""Upper limits for kernels on this machine: memory bandwidth and products of bytes per second."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from notso.qtensor.backends.cpu.kernel_choice import native
 from notso.qtensor.errors import OperandError
 
 WINDOW_BYTES = 1 << 26
-"""Bytes per measurement: one to two milliseconds at 40 to 60 GB/s. The best window counts, because the speed of the
-memory may change within seconds and other programs take the processor."""
+"""Bytes per measurement (window): one to two milliseconds at 40 to 60 GB/s. The fastest window counts, because memory
+speed may change within seconds and other programs use the processor."""
 
 WINDOW_SECONDS, WINDOWS = 1.5e-3, 32
-"""Length of a measurement of products, and their number."""
+"""Duration of a measurement of byte products, and number of measurements."""
 
 
 PLACES = (1, 2, 4)
-"""Positions at which a thread reads at a time; 1 is sequential. Most processors prefetch page by page, and read faster
-at several."""
+"""Numbers of positions from which a thread can read alternately; 1 is sequential. Most processors prefetch within a
+page, and therefore read faster from several positions."""
 
 
 def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
-    """Return the bytes per second at which the kernels' threads read `memory` (uint8, 1-D, contiguous), each at
-    `places`
-    positions at a time: the best window of one pass.
+    """Return the read bandwidth of the kernels' threads in bytes per second: the fastest window of one pass.
 
-    Raise OperandError for another array, one that is too small, or a number of places not in PLACES.
+    `memory` is a contiguous 1-D uint8 array of at least 1 MiB; each thread reads from `places` positions alternately.
+    Raises OperandError for other arguments.
     """
     if memory.ndim != 1 or memory.dtype != np.uint8 or not memory.flags.c_contiguous or memory.size < 1 << 20:
         raise OperandError("the data must be a contiguous array of at least 1 MiB")
@@ -44,10 +43,8 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
 
 
 def byte_products(at_least: int | None = None) -> float:
-    """Return the total products of bytes per second with the current kernels and threads and operands in registers: the
-    best of several windows of about a millisecond, or one measurement of `at_least` products.
-
-    The rate in operations (TF/s) is twice that. Raise OperandError unless `at_least` is 1 or more.
+    """Return the products of bytes per second of all threads, with operands in registers: the best of several windows,
+    or one measurement of `at_least` products. Raises OperandError unless `at_least` is 1 or more.
     """
     if at_least is not None and at_least < 1:
         raise OperandError("there are no operands to multiply")

@@ -1,4 +1,4 @@
-"""The CPU as a backend. Its arrays are numpy's, so uploads and downloads copy nothing."""
+"""CPU backend. Arrays are numpy arrays, so uploads and downloads copy nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from notso.system.memory import MemoryLimit, available_memory, have_huge_pages
 
 
 class CPU:
-    """The kernels and threads of the process, shared by all instances."""
+    """The process's kernels and threads, shared by all instances."""
 
     @classmethod
     def configured(cls, threads: int | None = None) -> CPU:
         """Set the number of threads (None: one per physical core) and apply NOTSO_KERNELS and NOTSO_ATTENTION.
 
-        Raise KernelChoiceError.
+        Raises KernelChoiceError.
         """
         kernel_choice.configure(threads)
         return cls()
@@ -64,7 +64,7 @@ class CPU:
         return have_huge_pages()
 
     def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> HugePageArena:
-        """Return memory on huge pages. Raise QTensorError."""
+        """Reserve memory on huge pages. Raises QTensorError."""
         return HugePageArena(size_bytes, count, packs=is_asked or kernel_choice.packs_by_default())
 
     def key_value_pools(

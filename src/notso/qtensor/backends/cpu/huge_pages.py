@@ -1,11 +1,11 @@
 """Memory on 2 MiB pages: copied tensors, packed if the processor's kernels support it, and key-value pools.
 
-A mapped file uses 4 KiB pages (a fifth of them larger on some file systems); page table walks slow decoding down by a
-quarter to a third. A packed tensor has the same bytes in the order in which vectors are loaded
-(native/packed_weights.h), so results are bit-identical.
+A mapped file is read through 4 KiB pages (on some file systems, a fifth of it through larger ones), and page table
+walks slow decoding down by a quarter to a third. A packed tensor has the same bytes in the order in which vectors are
+loaded (native/packed_weights.h), so results are bit-identical.
 
 A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
-layout; here a head of a block is a row of bytes of known length.
+layout; this module treats a head's part of a block as bytes of known length.
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ from notso.system.memory import have_huge_pages, use_huge_pages
 
 PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # each tensor begins on a page, so that no two share a cache line
-COPY_BYTES = 8 << 20  # copied at a time, without the interpreter's lock
-SLAB_ROWS = 64  # native/packed_weights.h; smaller tensors are not packed, as the last 32 rows are padded
+COPY_BYTES = 8 << 20  # copied per call, which releases the interpreter lock
+SLAB_ROWS = 64  # as in native/packed_weights.h; smaller tensors are not packed, because rows are padded in groups of 32
 SUPER_BLOCK = 256  # values of a packed block
 
 LARGE_BYTES = 4 << 20  # minimum size for huge pages, because the last one is only partly used
 
 
 def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
-    """Return `size` zero bytes whose pages are allocated when first written.
+    """Return `size` zero bytes, in pages that are allocated when first written. Raises QTensorError.
 
-    Large sizes use 2 MiB pages where available, unless `large_pages` is False, which suits sparsely written memory.
-    Raise
-    QTensorError if there is not enough address space.
+    large_pages: use 2 MiB pages for large sizes; unsuitable for sparsely written memory.
     """
     large = large_pages and size >= LARGE_BYTES and have_huge_pages()
     try:
@@ -53,12 +51,12 @@ def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTensor:
-    """A tensor in slabs of 64 rows, `slab_stride` bytes apart; an operand of the operations alone."""
+    """A tensor stored in slabs of 64 rows, `slab_stride` bytes apart; only the kernels can read it."""
 
     name: str
     format: Format
     shape: tuple[int, ...]
-    data: npt.NDArray[np.uint8]  # from its first slab to its end; other tensors' slabs may lie between
+    data: npt.NDArray[np.uint8]  # from the first slab to the end of the last; slabs of other tensors may lie in between
     slab_stride: int
 
     @property
@@ -71,14 +69,14 @@ class PackedTensor:
 
 
 class HugePageArena:
-    """Memory for a known amount of tensors, allocated page by page as tensors are copied."""
+    """Memory on huge pages for tensors of known total size, allocated page by page as tensors are copied."""
 
     def __init__(self, tensor_bytes: int, tensor_count: int, *, packs: bool = True) -> None:
-        """Reserve address space for `tensor_count` tensors of `tensor_bytes` in total. Raise QTensorError.
+        """Reserve address space for `tensor_count` tensors of `tensor_bytes` in total. Raises QTensorError.
 
         packs: whether tensors are packed where the kernels support it.
         """
-        # Packing pads the last 32 rows; address space that is not used takes no memory.
+        # Packing pads rows; unused address space takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -91,13 +89,13 @@ class HugePageArena:
 
     @property
     def layout(self) -> str:
-        """ "packed", or "hugepages" if rows are as in the file."""
+        """ "packed" if a tensor is packed, else "hugepages"."""
         return "packed" if self._packed else "hugepages"
 
     def copy(self, *tensors: QTensor) -> tuple[QTensor | PackedTensor, ...]:
-        """Return copies of the tensors in this arena; slabs of tensors with equal rows are interleaved.
+        """Copy tensors into this arena; slabs of tensors with equal numbers of rows are interleaved.
 
-        Raises QTensorError if it is full.
+        Raises QTensorError if the arena is full.
         """
         if not self._packs or not all(_can_be_packed(tensor) for tensor in tensors):
             return tuple(self._copied(tensor) for tensor in tensors)
@@ -144,18 +142,16 @@ def _packed_bytes(tensor: QTensor, rows: int, stride: int) -> int:
 
 Bytes = npt.NDArray[np.uint8]
 RUN_BLOCKS = 16
-"""Maximum blocks whose heads are adjacent. More are not faster to read; these fill a huge page of the 3B."""
+"""Maximum number of adjacent blocks of a head (a run). Longer runs are not faster to read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyValuePool:
-    """Blocks of one layer's cache, allocated when first written.
+    """Blocks of one layer's cache, allocated when first written."""
 
-    `data` (runs, KH, blocks of a run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n is
-    the length of a run. There may be room for more than `blocks`. Formats below 8 bits need a second pool in k8v8 for
-    each sequence's first and last tile.
-    """
-
+    # `data` (runs, KH, blocks per run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n is
+    # the length of a run. It may have room for more than `blocks`. Formats below 8 bits need a second pool, in k8v8,
+    # for each sequence's first and last tiles: the window.
     format: KVFormat
     kv_heads: int
     head_dim: int
@@ -172,11 +168,11 @@ class KeyValuePool:
 
     @property
     def needs_window(self) -> bool:
-        """Whether attention needs a second pool, in k8v8, for first and last tiles."""
+        """Whether attention needs a window pool."""
         return KV_FORMATS[self.format].is_low_bit
 
     def block(self, number: int) -> Bytes:
-        """Return a writable view of a block (KH, bytes of a head). Raise OperandError if there is none."""
+        """Return a writable view of a block (KH, bytes of a head). Raises OperandError."""
         if not 0 <= number < self.blocks:
             raise OperandError(f"block {number} is outside the pool of {self.blocks}")
         run, place = divmod(number, self.data.shape[2])
@@ -186,13 +182,13 @@ class KeyValuePool:
         return self.block(block).tobytes()
 
     def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None:
-        """Write the result of `read_block`. Raise OperandError unless it has block_bytes bytes."""
+        """Write the result of `read_block`. Raises OperandError unless it has block_bytes bytes."""
         if len(data) != self.block_bytes:
             raise OperandError(f"a block has {self.block_bytes} bytes, not {len(data)}")
         self.block(block)[:] = np.frombuffer(data, np.uint8).reshape(self.kv_heads, -1)
 
     def block_memory(self, block: int) -> list[memoryview]:
-        """Return writable views of the bytes of a block, in the order of `read_block`."""
+        """Return writable views of a block, in the order of `read_block`."""
         return [memoryview(head) for head in self.block(block)]
 
     def touch_block(self, block: int) -> None:
@@ -204,7 +200,7 @@ class KeyValuePool:
 
 
 def reserved_blocks(blocks: int) -> int:
-    """Return the number of blocks for which a pool of this many has room; all runs have the same length."""
+    """Return the capacity of a pool of `blocks` blocks, rounded up so that all runs have the same length."""
     return math.prod(_runs(blocks))
 
 
@@ -216,18 +212,14 @@ def _runs(blocks: int) -> tuple[int, int]:
 def key_value_pool(
     blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> KeyValuePool:
-    """Return a pool of zeros, in memory from `huge_pages.zeroed`.
-
-    Raise OperandError for invalid sizes, and QTensorError if there is not enough address space.
-    """
+    """Return a zeroed pool. Raises OperandError for invalid sizes, QTensorError without address space."""
     return key_value_pools(1, blocks, kv_heads, head_dim, format, large_pages=large_pages)[0]
 
 
 def key_value_pools(
     layers: int, blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> list[KeyValuePool]:
-    """Return one pool for each of `layers` layers, adjacent so that they share huge pages. Raise as
-    `key_value_pool`."""
+    """Return a pool per layer, adjacent so that they share huge pages. Raises as `key_value_pool`."""
     if blocks < 1:
         raise OperandError(f"a cache cannot have {blocks} blocks")
     runs, run = _runs(blocks)

@@ -33,13 +33,12 @@ __all__ = [
 
 
 def cpu_features() -> list[str]:
-    """Return the instruction sets that the CPU and the operating system provide, such as avx2, avx_vnni or dotprod."""
+    """Return the instruction sets that the CPU and the operating system support, such as avx2, avx_vnni or dotprod."""
     return list(native.cpu_features())
 
 
 def available_kernels() -> list[str]:
-    """Return the kernel families of this CPU, best first, always including `generic`. Their results are
-    bit-identical."""
+    """Return the kernel families for this CPU, best first, always including `generic`. Results are bit-identical."""
     return list(native.available_kernels())
 
 
@@ -49,7 +48,7 @@ def kernels() -> str:
 
 
 def use_kernels(name: str) -> None:
-    """Select a kernel family. Raise KernelChoiceError, which lists the choices."""
+    """Select a kernel family. Raises KernelChoiceError, which lists the choices."""
     try:
         native.use_kernels(name)
     except ValueError as error:
@@ -57,24 +56,24 @@ def use_kernels(name: str) -> None:
 
 
 def is_packed(format: Format) -> bool:
-    """Whether the family in force multiplies packed weights of a format (native/packed_weights.h)."""
+    """Whether the current kernels support packed weights of a format (native/packed_weights.h)."""
     return bool(native.is_packed(format.ggml_type))
 
 
 def packs_by_default() -> bool:
-    """Whether packed weights are slower nowhere in the family in force; where some are, they are packed on request."""
+    """Whether packed weights are never slower with the current kernels; otherwise, they are packed only on request."""
     return bool(native.packs_by_default())
 
 
 def attention_variant() -> str:
-    """Return how many queries read a cache of at most 8 bits: by `vectors` or `tiles`, with identical results."""
+    """Return how many queries attend to a cache of at most 8 bits: by `vectors` or `tiles`, with equal results."""
     return str(native.attention_variant())
 
 
 def use_attention(variant: str) -> None:
-    """Select `vectors`, `tiles` or `auto` (the faster one) for many queries.
+    """Select `vectors`, `tiles` or `auto` (the faster one) for attention with many queries.
 
-    Raise KernelChoiceError for other values, and for tiles if the current kernels have none.
+    Raises KernelChoiceError for other values, and for `tiles` if the current kernels lack it.
     """
     try:
         native.use_attention(variant)
@@ -88,8 +87,7 @@ def threads() -> int:
 
 
 def set_threads(count: int) -> None:
-    """Replace the thread pool after running work has ended. Raise KernelChoiceError outside 1..1024 or system
-    limits."""
+    """Wait for running work and replace the thread pool. Raises KernelChoiceError beyond 1..1024 or system limits."""
     try:
         native.set_thread_count(count)
     except (ValueError, RuntimeError) as error:
@@ -97,15 +95,14 @@ def set_threads(count: int) -> None:
 
 
 def work_shares() -> list[int]:
-    """Return the work items done by each thread since `set_threads`, the calling thread first. Waits for running
-    work."""
+    """Return the work items done by each thread since `set_threads`, the calling thread first, after running work."""
     return list(native.work_shares())
 
 
 def configure(thread_count: int | None = None) -> None:
     """Apply NOTSO_KERNELS and NOTSO_ATTENTION and set the threads (None: one per usable physical core).
 
-    Raise KernelChoiceError for an unknown or unavailable family, and for tiles if there are none.
+    Raises KernelChoiceError for unknown or unavailable kernels.
     """
     wanted = os.environ.get(KERNELS_VARIABLE, "").strip()
     if wanted:
@@ -117,8 +114,6 @@ def configure(thread_count: int | None = None) -> None:
 
 
 def end_on_bus_errors(exit_code: int, line: str) -> None:
-    """Exit with that code and line (at most 255 bytes) on stderr if a mapped file is truncated or becomes unreadable.
-
-    Without this, the system kills the process silently. Applies to the whole process, so only programs should call it.
-    """
+    """If a mapped file is truncated or becomes unreadable, print `line` (at most 255 bytes) to stderr and exit."""
+    # Without this, the system kills the process silently. It affects the whole process; libraries should not call it.
     native.end_on_bus_errors(exit_code, line)

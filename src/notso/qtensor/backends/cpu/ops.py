@@ -4,8 +4,8 @@ Every function checks shapes, dtypes and memory layout and raises OperandError b
 arrays (row numbers, positions, blocks) is checked by native code before anything is written. native/kernel_table.h
 specifies the arithmetic of each operation, and every kernel family gives the same bits.
 
-Inside `with program.record():` operations are captured with references to their arrays instead of computed, and
-`program.run()` replays them in one native call without the interpreter's lock, reading the arrays anew.
+Inside `with program.record():`, operations are not computed but captured, with references to their arrays;
+`program.run()` replays them in one native call without the interpreter lock, and reads the arrays again.
 
 Letters in shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH heads of keys and values,
 D head dimension, S sequences, T tiles of a sequence, B blocks of the cache.
@@ -54,7 +54,7 @@ class Program:
 
     @contextmanager
     def record(self) -> Iterator[Program]:
-        """Capture the operations called in this thread. Raise OperandError if another program is being captured."""
+        """Capture the operations called in this thread. Raises OperandError if another program is being captured."""
         _native(self._steps.begin)
         try:
             yield self
@@ -62,7 +62,7 @@ class Program:
             self._steps.end()
 
     def run(self) -> None:
-        """Run all steps in order. Raise OperandError if an array contains a value out of range."""
+        """Run all steps in order. Raises OperandError if an array contains a value out of range."""
         _native(self._steps.run)
 
 
@@ -110,16 +110,14 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
 
 
 def matmul(x: Floats, weight: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
-    """out = x @ weight.T with the weight's quantized blocks. x (L, K), weight (N, K), out (L, N) float32.
-
-    For quantized weights each row of x is first quantized to bytes, with one scale per 256 values; sums within 256
-    values are exact integers. Float weights are multiplied in float32. With `norm`, x is normalized first.
-    """
+    """out = x @ weight.T, with x normalized first if `norm` is given. x (L, K), weight (N, K), out (L, N) float32."""
+    # For quantized weights, each row of x is first quantized to bytes, with one scale per 256 values; sums within 256
+    # values are exact integers. Float weights are multiplied in float32.
     _matmul(x, [(weight, out)], norm, _PLAIN)
 
 
 def matmul_many(x: Floats, products: Sequence[tuple[Weight, Floats]], *, norm: RMSNorm | None = None) -> None:
-    """Multiply x by several weights like `matmul`; x is quantized once, and the threads share all rows."""
+    """Multiply x by several weights like `matmul`, quantizing x only once."""
     for i, (_, out) in enumerate(products):
         _apart("out", out, *(other for _, other in products[:i]))
     _matmul(x, products, norm, _PLAIN)
@@ -145,7 +143,7 @@ def _matmul(x: Floats, products: Sequence[tuple[Weight, Floats]], norm: RMSNorm 
     for weight, out in products:
         _array("out", out, np.float32, 2, writeable=True)
         if weight.cols != x.shape[1]:
-            raise OperandError(f"{weight.name or 'weight'} has rows of {weight.cols}, x has {x.shape[1]} columns")
+            raise OperandError(f"{weight.name or 'weight'} has {weight.cols} columns, but x has {x.shape[1]}")
         _same("out", out.shape, (x.shape[0], weight.rows))
     if norm is not None:
         _array("norm", norm.weight, np.float32, 1)
@@ -169,9 +167,9 @@ def _matmul(x: Floats, products: Sequence[tuple[Weight, Floats]], norm: RMSNorm 
 def rope_table(
     frequencies: npt.NDArray[np.float64], positions: Integers, table: tuple[Floats, Floats], factor: float = 1.0
 ) -> None:
-    """Fill (L, D/2) with factor * cosine and factor * sine of position * frequency, the angle in float64.
+    """Fill `table` (L, D/2) with factor * cosine and factor * sine of position * frequency, a float64 angle.
 
-    positions (L,) int32, nonnegative; angles beyond 1.6 million are not exact.
+    positions (L,) int32, nonnegative; angles above 1.6 million are inexact.
     """
     _array("frequencies", frequencies, np.float64, 1)
     _array("positions", positions, np.int32, 1)
@@ -215,10 +213,9 @@ def store_key_values(
     """Write k and v (L, KH, D) float32 into the cache, rounded to the pool's format.
 
     Row i goes to positions[i] of sequence sequences[i]; tables (S, T) int32 give the block of each of its tiles.
-    A format below 8 bits needs `window`: tables of the same shape and a k8v8 pool. A row is written to both pools if
-    both
-    have a block for its tile (-1: none), and refused if neither has one.
     """
+    # A format below 8 bits needs `window`: tables of the same shape and a k8v8 pool. A row is written to each pool that
+    # has a block for its tile (-1: none); at least one must.
     _array("k", k, np.float32, 3)
     _array("v", v, np.float32, 3)
     _same("v", v.shape, k.shape)
@@ -244,10 +241,11 @@ def attention(
 ) -> None:
     """Causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
 
-    Row i attends to positions 0..positions[i] of its sequence, which must have been stored. Query head h reads heads
-    h // (H / KH) of keys and values. Below 8 bits, a row at position p reads tile 0 and tile p // 128 from `window`
-    (tables of the same shape and a k8v8 pool) and all others from the pool; the blocks it needs must exist.
+    Row i attends to positions 0..positions[i] of its sequence, which must have been stored.
     """
+    # Query head h reads heads h // (H / KH) of keys and values. Below 8 bits, a row at position p reads tile 0 and tile
+    # p // 128 from `window` (tables of the same shape and a k8v8 pool) and all others from the pool; these blocks must
+    # exist.
     _array("q", q, np.float32, 3)
     _array("out", out, np.float32, 3, writeable=True)
     _same("out", out.shape, q.shape)
@@ -327,7 +325,6 @@ def _three(a_name: str, a: Floats, b_name: str, b: Floats, out: Floats) -> None:
 
 
 def _apart(name: str, written: Any, *others: Any) -> None:
-    """Outputs may overlap neither inputs nor each other."""
     if any(np.may_share_memory(written, other) for other in others):
         raise OperandError(f"{name} overlaps another operand")
 
@@ -357,7 +354,7 @@ def _pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
 
 
 def _window(pool: KeyValuePool, tables: Integers, window: Window | None) -> tuple[Any, ...]:
-    """Return tables and bytes of the window pool, or nothing if the format has none."""
+    # Returns tables and bytes of the window pool, or () if the format has none.
     if (window is not None) != pool.needs_window:
         raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_window else 'has no'} window pool")
     if window is None:

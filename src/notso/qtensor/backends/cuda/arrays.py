@@ -1,6 +1,6 @@
 """Arrays and weights in device memory.
 
-Only the host writes integers (rows, positions, block tables), so a host copy is kept: contents are checked before a
+Only the host writes integer arrays (rows, positions, block tables), so it keeps a copy: contents are checked before a
 step, as on the CPU, and all changes are uploaded once per step.
 """
 
@@ -69,9 +69,9 @@ class DeviceArray:
 
     @property
     def numbers(self) -> npt.NDArray[np.int32]:
-        """Values of an integer array. Raises OperandError for others."""
+        """Values of an integer array. Raises OperandError for other arrays."""
         if self.mirror is None:
-            raise OperandError("integers are required")
+            raise OperandError("an integer array is required")
         begin = self.offset // 4
         return self.mirror.values[begin : begin + self.size].reshape(self.shape)
 
@@ -96,12 +96,12 @@ class DeviceArray:
 
 
 def weight_bytes(tensor: QTensor) -> int:
-    """Return the bytes of a weight on a device."""
+    """Return the size of a weight in device memory."""
     return laid_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
 
 
 class DeviceWeight:
-    """Blocks in the kernels' layout. Raises DeviceError."""
+    """A weight in the layout of the CUDA kernels. Raises DeviceError."""
 
     def __init__(self, device: Device, tensor: QTensor) -> None:
         self.memory = DeviceMemory(device, weight_bytes(tensor))
@@ -113,7 +113,7 @@ class DeviceWeight:
 
 
 def downloaded(array: DeviceArray) -> Host:
-    """Return an array's values after all pending work."""
+    """Wait for pending work and return an array's values."""
     values = np.empty(array.shape, array.dtype)
     array.memory.download(values, array.offset)
     return values

@@ -1,7 +1,7 @@
 """CUDA backend. Arrays stay on the device; transfers copy.
 
-Operations check shapes when called and contents before they run, then launch kernels (native/cuda/launches.h) that are
-bit-identical to the CPU's. Only downloads wait for the device.
+Operations check shapes when called and contents before they run, then launch kernels (native/cuda/launches.h). Results
+are bit-identical to the CPU's. Only downloads wait for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from notso.system.memory import MemoryLimit
 
 
 class DevicePool:
-    """Zeroed blocks of one layer, accessible to the host by copies only."""
+    """Blocks of one layer's cache, initially zero. The host can only copy them."""
 
     def __init__(self, device: Device, blocks: int, kv_heads: int, head_dim: int, format: KVFormat) -> None:
         if blocks < 1:
@@ -66,7 +66,7 @@ class DevicePool:
         return block * self.block_bytes
 
 
-_PLAIN, _ADD, _GATED = 0, 1, 2  # how a product joins its output, numbered as in native/cuda/one_row.h
+_PLAIN, _ADD, _GATED = 0, 1, 2  # how a product is combined with its output, numbered as in native/cuda/one_row.h
 
 
 class CUDA:
@@ -79,7 +79,7 @@ class CUDA:
     def __init__(self, number: int = 0) -> None:
         self.device = Device(number)
         self.recording: Program | None = None
-        self._unseen = dict[int, Any]()  # changed mirrors
+        self._unseen = dict[int, Any]()  # mirrors with changes that are not uploaded yet, by id
 
     @property
     def kernels(self) -> str:
@@ -112,7 +112,7 @@ class CUDA:
         given = np.asarray(values, array.dtype)
         if given.shape != array.shape:
             raise OperandError(f"shape {given.shape} does not match the array's {array.shape}")
-        # Integers are uploaded when next read.
+        # Integers are uploaded by `flush`, before the next launch.
         if array.mirror is None:
             array.memory.upload(np.ascontiguousarray(given), array.offset)
             return
@@ -132,7 +132,7 @@ class CUDA:
         return DeviceWeight(self.device, tensor)
 
     def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> None:
-        """Return None: `weight` already places weights best."""
+        """Return None: `weight` already copies to device memory."""
 
     def key_value_pools(
         self,
@@ -210,7 +210,7 @@ class CUDA:
             raise OperandError("matmul needs at least one weight and one row")
         for weight, out in products:
             if weight.columns != x.shape[1]:
-                raise OperandError(f"{weight.name or 'weight'} has rows of {weight.columns}, x has {x.shape[1]}")
+                raise OperandError(f"{weight.name or 'weight'} has {weight.columns} columns, but x has {x.shape[1]}")
             _shape("out", out, (x.shape[0], weight.rows))
         if norm is not None:
             _shape("norm", norm.weight, x.shape[1:])
@@ -351,7 +351,7 @@ def check_below(what: str, numbers: Integers, limit: int) -> None:
 
 
 def check_rows(positions: Integers, sequences: Integers, tables: Integers) -> None:
-    """Require each row to lie in an existing sequence."""
+    """Raise OperandError unless all rows refer to existing sequences and tiles."""
     count, length = tables.shape
     wrong = (sequences < 0) | (sequences >= count)
     if wrong.any():
@@ -362,7 +362,7 @@ def check_rows(positions: Integers, sequences: Integers, tables: Integers) -> No
 
 
 def check_blocks(blocks: Integers, pool: DevicePool) -> None:
-    """Require blocks to be in the pool."""
+    """Raise OperandError unless all blocks are in the pool."""
     wrong = (blocks < 0) | (blocks >= pool.blocks)
     if wrong.any():
         raise OperandError(f"block {blocks[wrong][0]} is outside the pool of {pool.blocks}")
@@ -371,7 +371,7 @@ def check_blocks(blocks: Integers, pool: DevicePool) -> None:
 def check_written(
     positions: Integers, sequences: Integers, tables: Integers, pool: DevicePool, window: Window | None
 ) -> None:
-    """Require a valid block for each row."""
+    """Raise OperandError unless each row has a block to be stored in."""
     check_rows(positions, sequences, tables)
     tiles = positions // TILE_POSITIONS
     blocks = tables[sequences, tiles]
@@ -389,7 +389,7 @@ def check_written(
 def check_read(
     positions: Integers, sequences: Integers, tables: Integers, pool: DevicePool, window: Window | None
 ) -> int:
-    """Require all blocks to be read; return the most tiles."""
+    """Return the largest number of tiles that a row reads. Raises OperandError for missing blocks."""
     check_rows(positions, sequences, tables)
     if not positions.size:
         return 0

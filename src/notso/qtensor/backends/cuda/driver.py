@@ -1,4 +1,4 @@
-"""CUDA driver: device, memory and graphs, with this package's errors."""
+"""Wrappers of the CUDA driver's devices, memory and graphs that raise this package's errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notso.qtensor.errors import DeviceError, DeviceLostError, DeviceMemoryError
 # The driver's library, loaded when a GPU is requested.
 LIBRARY = "libcuda.so.1"
 
-# Placeholder that selects the machine code of this build.
+# Selects the machine code compiled into this build.
 NO_CODE = np.empty(0, np.uint8)
 
 T = TypeVar("T")
@@ -33,12 +33,12 @@ def has_driver() -> bool:
 
 
 def architectures() -> tuple[int, ...]:
-    """Architectures with machine code in this build; none without nvcc."""
+    """Return the architectures that this build has machine code for; none if built without nvcc."""
     return tuple(int(number) for number in native.cuda_architectures().split())
 
 
 def laid_bytes(ggml_type: int, rows: int, columns: int) -> int:
-    """Return the device bytes of a weight."""
+    """Return the size of a weight in device memory."""
     return int(native.cuda_laid_bytes(ggml_type, rows, columns))
 
 
@@ -102,7 +102,7 @@ class Graph:
 
 
 def ask(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call the native module, translating its errors."""
+    """Call the native module and translate its errors."""
     try:
         return call(*arguments, **named)
     except native.CudaUnavailable as error:

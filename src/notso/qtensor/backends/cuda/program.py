@@ -1,7 +1,7 @@
 """Captured operations, replayed as CUDA graphs.
 
-The launches around attention are joined into one call for each layer: a decoding step is a chain of dependent
-launches, and their number costs more than their computation.
+The launches around attention are fused into one per layer: a decode step is a chain of dependent launches, and their
+number costs more time than their computation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from notso.qtensor.backends.cuda.driver import Device, Graph, ask
 from notso.qtensor.errors import OperandError
 
-# Launches an operation for at least this many tiles.
+# Launches an operation, given an upper bound on the tiles that a row reads.
 Launch: TypeAlias = Callable[[int], None]
 
 Turn: TypeAlias = tuple[int, int, int]  # addresses of row numbers, cosines and sines
@@ -26,7 +26,7 @@ _NO_TURN: Turn = (0, 0, 0)
 
 @dataclass(frozen=True)
 class Rotation:
-    """`rope`."""
+    """Launch of `rope`."""
 
     device: Device
     x: int
@@ -40,7 +40,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Storing:
-    """`store_key_values`."""
+    """Launch of `store_key_values`."""
 
     device: Device
     k: int
@@ -55,7 +55,7 @@ class Storing:
 
 @dataclass(frozen=True)
 class Attending:
-    """`attention`."""
+    """Launch of `attention`."""
 
     device: Device
     q: int
@@ -73,7 +73,7 @@ class Attending:
 
 @dataclass(frozen=True)
 class _Joined:
-    """Rotations, if any, storing and attending."""
+    # One launch for a layer's rotations (if any), `store_key_values` and `attention`.
 
     of_keys: Turn
     storing: Storing
@@ -87,7 +87,7 @@ class _Joined:
 
 
 def joined(launches: Sequence[Launch]) -> list[Launch]:
-    """Return equivalent launches, where attention includes the storing and the rotations directly before it."""
+    """Return equivalent launches, with attention fused with the storing and rotations directly before it."""
     done: list[Launch] = []
     for launch in launches:
         done.append(launch)
@@ -105,19 +105,19 @@ def joined(launches: Sequence[Launch]) -> list[Launch]:
 
 
 def _turn(done: Sequence[Launch], at: int, x: int, shape: tuple[int, int, int]) -> tuple[Turn, int]:
-    # The rotation of x at index `at`, if it is one, and the index before it.
+    # Returns the rotation of x at index `at` and the index before it, or no rotation and `at`.
     launch = done[at] if at >= 0 else None
     if isinstance(launch, Rotation) and launch.adjacent and (launch.x, launch.shape) == (x, shape):
         return launch.turn, at - 1
     return _NO_TURN, at
 
 
-# Checks array contents and returns the most tiles that a row reads (0: none).
+# Checks array contents and returns the largest number of tiles that a row reads (0: none).
 Check = Callable[[], int]
 
 
 class Recorder(Protocol):
-    """What a program needs of its backend."""
+    """A backend that can record operations."""
 
     device: Device
     recording: Program | None
@@ -129,8 +129,8 @@ class Program:
     """Recorded operations."""
 
     def __init__(self, backend: Recorder) -> None:
-        # Captured at the first run, again when scratch memory has moved, and once per power of two of tiles: the number
-        # of thread blocks in a graph is fixed.
+        # A graph is captured on the first run for each power of two of tiles, because its number of thread blocks is
+        # fixed, and again when scratch memory has moved.
         self._backend = backend
         self._checks: dict[Hashable, Check] = {}
         self._launches: list[Launch] = []
@@ -148,7 +148,7 @@ class Program:
 
     @contextmanager
     def record(self) -> Iterator[Program]:
-        """Record operations. Raises OperandError if already recording."""
+        """Record operations. Raises OperandError if another program is being recorded."""
         if self._backend.recording is not None:
             raise OperandError("another program is being captured")
         self._backend.recording = self

@@ -1,9 +1,9 @@
-"""Check a model file against another implementation's results.
+"""Check a model file against goldens: expected results computed by another implementation.
 
-The set in this folder is for the released SmolLM3-3B, from figures that transformers' own tests publish. Sets of other
-models have the same form: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A case has
-`ids`, or `text` without control tokens, and any of `means` (of all logits, per position), `logits` (runs of `values`
-from token `first` on, at a `position`), and `continuation`: the ids or text that greedy decoding produces next.
+The set in this folder is for the released SmolLM3-3B; its figures come from transformers' tests. Sets for other models
+have the same form: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A case has `ids`,
+or `text` without control tokens, and any of `means` (of all logits, per position), `logits` (consecutive `values` at a
+`position`, starting with token `first`), and `continuation` (the ids or text that greedy decoding produces next).
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ RELEASED = Path(__file__).with_name("smollm3-3b.json")  # for the released weigh
 MAX_BYTES = 64 << 20
 CONTEXT = 1024  # upper bound on the length of a case
 
-# Largest error of a file of 16 bits or more: root mean square relative to the standard deviation of the compared
-# values. A half-precision KV cache gives 0.001, weights rounded to bfloat16 0.01.
+# Largest allowed error of a file with 16 bits per weight or more: root mean square relative to the standard deviation
+# of the compared values. A half-precision KV cache alone gives 0.001, and weights rounded to bfloat16 give 0.01.
 FLOAT_ERROR = 0.02
 
-# Error allowance of quantized files: the first for 8-bit activations, the second halved for each bit of a weight.
-# Random weights give half of that, from 0.06 in Q8_0 to 0.46 in Q4_0 (tests/smollm3/diagnostics/test_goldens.py), and
-# trained ones less; an unrelated model gives 1.4. Not tried on the 3B.
+# Allowed error of quantized files: a constant for 8-bit activations, plus a term that is halved for each bit per
+# weight. Random weights give half of that, from 0.06 in Q8_0 to 0.46 in Q4_0
+# (tests/smollm3/diagnostics/test_goldens.py), and trained weights less; an unrelated model gives 1.4. Not tried on
+# SmolLM3-3B.
 ROUNDED_ERROR, ERROR_AT_NO_BITS = 0.05, 12.0
 
 FLOAT_BITS = 16.0
@@ -43,7 +44,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class GoldenCheck:
-    """A relative error or share of differing tokens, and its limit."""
+    """A relative error, or a share of differing tokens, and its limit."""
 
     what: str
     found: float
@@ -56,7 +57,7 @@ class GoldenCheck:
 
 @dataclass(frozen=True, slots=True)
 class GoldenReport:
-    """Comparisons with a set; `bits` per weight set the limits."""
+    """Results for a set; the limits depend on `bits` per weight."""
 
     name: str
     source: str
@@ -77,20 +78,20 @@ class _Case:
 
 
 def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
-    """Compare a model file with a set. Raises InvalidRequestError for an unsuitable set, and load errors."""
+    """Compare a model file with a set. Raises InvalidRequestError for an unsuitable set, and errors of loading."""
     given = _read(goldens)
     with GGUFFile.open(model) as file:
         bits = bits_per_weight(file)
         config = SmolLM3Config.from_metadata(file.metadata)
         _require_shape(given, config)
         file.metadata.release()
-    context = min(CONTEXT, config.max_position_embeddings)  # beyond the trained context YaRN changes every logit
+    context = min(CONTEXT, config.max_position_embeddings)  # beyond the trained context, YaRN changes every logit
     with Engine.load(model, kv="f16", context_tokens=context, max_num_seqs=1) as engine:
         checks: list[GoldenCheck] = []
         for number, each in enumerate(_list(given, "cases"), 1):
             checks += _checks(f"case {number}", engine, _case(engine, each), bits)
     if not checks:
-        raise InvalidRequestError(f"{goldens}: no case has anything to compare")
+        raise InvalidRequestError(f"{goldens}: no case has means, logits or a continuation to compare")
     return GoldenReport(str(given.get("name", goldens.name)), str(given.get("source", "")), bits, tuple(checks))
 
 
@@ -101,7 +102,7 @@ def bits_per_weight(file: GGUFFile) -> float:
 
 
 def allowed_error(bits: float) -> float:
-    """Return the allowed error relative to the standard deviation."""
+    """Return the largest allowed error, relative to the standard deviation."""
     return FLOAT_ERROR if bits >= FLOAT_BITS else min(ROUNDED_ERROR + ERROR_AT_NO_BITS * 2.0**-bits, 1.0)
 
 
@@ -119,12 +120,12 @@ def _checks(name: str, engine: Engine, case: _Case, bits: float) -> Iterator[Gol
     if case.continuation:
         said = logits[len(case.ids) - 1 :].argmax(axis=1)
         others = float((said != np.array(case.continuation)).mean())
-        # A near tie may flip; a wrong model agrees only by chance.
-        yield GoldenCheck(f"{name}: {len(said)} greedy tokens that are others", others, min(0.1 + allowed, 0.5))
+        # Rounding may change the token at a near tie; a wrong model agrees only by chance.
+        yield GoldenCheck(f"{name}: share of {len(said)} greedy tokens that differ", others, min(0.1 + allowed, 0.5))
 
 
 def _deviation(values: Floats) -> float:
-    # Equal values deviate by nothing; any difference from them then fails the check.
+    # If all values are equal, return a tiny number, so that any difference from them fails the check.
     return float(values.std()) or float(np.finfo(np.float32).tiny)
 
 
@@ -149,7 +150,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _require_shape(given: Mapping[str, Any], config: SmolLM3Config) -> None:
     shape = given.get("shape")
     if not isinstance(shape, dict):
-        raise InvalidRequestError("goldens must have the shape of their model")
+        raise InvalidRequestError("goldens must give the shape of their model")
     have = {"layers": config.num_hidden_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     for name, value in have.items():
         if shape.get(name) != value:
@@ -164,17 +165,17 @@ def _case(engine: Engine, given: Any) -> _Case:
     vocab = engine.config.vocab_size
     ids = _ids(given["ids"], vocab) if "ids" in given else engine.tokenize(_text(given["text"]))
     following = given.get("continuation", [])
-    if isinstance(following, str):  # tokenized as one text: a token may span the boundary
+    if isinstance(following, str):  # tokenized together with the text, because a token may span the boundary
         both = engine.tokenize(_text(given.get("text", "")) + following)
         if both[: len(ids)] != ids:
-            raise InvalidRequestError("the text and its continuation share a token")
+            raise InvalidRequestError("a token of the goldens spans a text and its continuation")
         following = both[len(ids) :]
     else:
         following = _ids(following, vocab)
     means = _floats(given.get("means", []))
     runs = tuple(_run(each, len(ids), vocab) for each in _list(given, "logits"))
     if not ids or len(means) > len(ids) or len(ids) + len(following) > engine.info.context_tokens:
-        raise InvalidRequestError("a case of the goldens has no ids, too many, or more means than ids")
+        raise InvalidRequestError("a case of the goldens has no ids, too many ids, or more means than ids")
     return _Case(ids, means, runs, following)
 
 
@@ -198,7 +199,7 @@ def _list(given: Mapping[str, Any], name: str) -> list[Any]:
 
 def _ids(given: Any, vocab: int) -> list[int]:
     if not isinstance(given, list) or not all(type(each) is int and 0 <= each < vocab for each in given):
-        raise InvalidRequestError("ids of the goldens must be ids of this vocabulary")
+        raise InvalidRequestError("ids of the goldens must be token ids of this vocabulary")
     return given
 
 

@@ -1,4 +1,4 @@
-"""Process of a peer engine: start, tuning, measurement and termination."""
+"""Control of a peer engine's process: start, tuning, measurement and termination."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notso.smollm3.errors import EngineError, InvalidRequestError
 PYTHON_VARIABLE = "NOTSO_PEER_PYTHON"
 MODEL_VARIABLE = "NOTSO_OPENVINO_MODEL"
 
-# Peer name -> Python module it requires.
+# Peer name -> required Python module.
 PEERS = {"llama.cpp": "llama_cpp", "openvino": "openvino_genai"}
 
 _PACKAGES = {"llama.cpp": "llama-cpp-python", "openvino": "openvino-genai"}
@@ -30,19 +30,19 @@ Task: TypeAlias = tuple[str, int, int]
 
 
 class PeerProcess:
-    """A peer with a loaded model; tasks run in their fastest configuration."""
+    """A peer with a loaded model; each task runs in its fastest configuration."""
 
     def __init__(self, name: str, model: Path, context_tokens: int, threads: int) -> None:
         """Load `model`, or NOTSO_OPENVINO_MODEL for openvino. Raises InvalidRequestError or EngineError."""
         if name not in PEERS:
-            raise InvalidRequestError(f"peers to compare with: {', '.join(PEERS)}", param="compare")
+            raise InvalidRequestError(f"unknown engine {name!r} to compare with: {', '.join(PEERS)}", param="compare")
         self.name = name
         python = os.environ.get(PYTHON_VARIABLE) or sys.executable
         _require_module(python, name)
         if name == "openvino":
             model = _openvino_folder()
         command = [python, str(_WORKER), name, str(model), str(context_tokens), str(threads)]
-        # The worker watches its standard input, so it ends with this process, however this one ends.
+        # The worker exits when its standard input closes, that is, whenever this process ends.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -94,7 +94,7 @@ class PeerProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(OSError):  # a task that was never read
+                with contextlib.suppress(OSError):  # the worker did not read a task
                     stream.close()
 
     def __enter__(self) -> PeerProcess:
@@ -105,7 +105,7 @@ class PeerProcess:
 
     def _try(self, task: Task, configuration: int) -> float:
         seconds = sum(self._measure(task, configuration))
-        # Short tasks run twice, to discount interruptions.
+        # Short tasks run twice, because an interruption could distort a single run.
         return seconds if seconds > SHORT_S else min(seconds, sum(self._measure(task, configuration)))
 
     def _measure(self, task: Task, configuration: int) -> list[float]:
@@ -117,19 +117,19 @@ class PeerProcess:
     def _ask(self, task: dict[str, Any]) -> dict[str, Any]:
         requests = self._process.stdin
         if requests is None:
-            raise EngineError("the peer is not running")
+            raise EngineError("the compared engine is not running")
         try:
             requests.write(json.dumps(task) + "\n")
             requests.flush()
         except OSError as error:
-            raise EngineError("the peer exited without an answer") from error
+            raise EngineError("the compared engine exited unexpectedly") from error
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
             self.close()
-            raise EngineError("the peer exited without an answer; it may lack memory or not support this model")
+            raise EngineError("the compared engine exited unexpectedly; it may lack memory or not support this model")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise _RefusedError(f"{self.name}: {answer['error']}")
@@ -148,8 +148,8 @@ def _require_module(python: str, name: str) -> None:
         found = False
     if not found:
         raise InvalidRequestError(
-            f"{_PACKAGES[name]} is not installed here; install it, or set {PYTHON_VARIABLE} to an interpreter that has "
-            "it",
+            f"{_PACKAGES[name]} is not installed; install it, or set {PYTHON_VARIABLE} to a Python interpreter that "
+            "has it",
             param="compare",
         )
 

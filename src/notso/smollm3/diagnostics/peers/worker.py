@@ -1,16 +1,21 @@
-"""Peer engine worker, the counterpart of `process.py`.
+"""Worker process of a peer engine, the counterpart of `process.py`.
 
-A script, run by any Python that has the peer (`llama_cpp` or `openvino_genai`). Of this project it imports
-notso.system only:
+This script runs under any Python interpreter that has the peer (`llama_cpp` or `openvino_genai`). From this project, it
+imports only notso.system:
 
     python worker.py llama.cpp MODEL.gguf CONTEXT THREADS
     python worker.py openvino FOLDER CONTEXT THREADS
 
-JSON lines. The greeting has name, version, load_s and the names of the configurations, one of which every task names:
-{"task": "prefill", "tokens": n, "depth": d}, {"task": "decode", "tokens": n, "depth": d}, {"task": "batch",
-"sequences": s, "tokens": n} give {"seconds": [one for each step]}; {"task": "clear"} frees what a configuration holds;
-{"task": "memory"} gives {"rss_mb": x}. Failures give {"error": text}. The process exits when standard input ends, even
-in the middle of a step.
+It reads tasks from standard input and writes results to standard output, as JSON lines. The first line it writes has
+version, load_s and the names of the configurations; each task but "memory" has the index of a "configuration".
+
+    {"task": "prefill", "tokens": n, "depth": d}       -> {"seconds": [one per step]}
+    {"task": "decode", "tokens": n, "depth": d}        -> {"seconds": [one per step]}
+    {"task": "batch", "sequences": s, "tokens": n}     -> {"seconds": [one per step]}
+    {"task": "clear"}                                  -> {}; frees the configuration's memory
+    {"task": "memory"}                                 -> {"rss_mb": x}
+
+If a task fails, the result is {"error": text}. The process exits when standard input ends, even during a step.
 """
 
 from __future__ import annotations
@@ -33,11 +38,11 @@ BATCH_TOKENS = 512  # prefill chunk of both peers
 SHORT_TOKENS = 8  # prompt of negligible cost
 
 LARGEST_BATCH = 16
-SEQUENCE_ROOM = 128  # positions of each sequence of a batch
+SEQUENCE_ROOM = 128  # positions reserved for each sequence of a batch
 
 
 class Peer(Protocol):
-    """A peer's operations, in seconds per step."""
+    """A peer's operations; measurements return the seconds of each step."""
 
     version: str
     configurations: list[str]
@@ -150,8 +155,8 @@ class LlamaCpp:
             for at in range(0, depth, BATCH_TOKENS):
                 self._read(context, at, min(BATCH_TOKENS, depth - at))
             return context
-        # Depth is built cheaply: 512 positions are read once, saved, and restored repeatedly at later positions. A
-        # step's time depends only on how much the cache holds.
+        # Fill the context cheaply: 512 positions are computed once, saved, and restored repeatedly at later positions.
+        # A step's time depends only on the number of cached positions.
         if configuration not in self._saved:
             self._read(context, 0, BATCH_TOKENS)
             saved = (ctypes.c_uint8 * c.llama_state_seq_get_size(context, 0))()
@@ -192,7 +197,7 @@ class LlamaCpp:
 
 
 class OpenVino:
-    """OpenVINO GenAI's continuous batching and prefix cache."""
+    """OpenVINO GenAI with continuous batching and prefix cache."""
 
     def __init__(self, folder: str, context: int, threads: int) -> None:
         import numpy
@@ -236,7 +241,7 @@ class OpenVino:
             properties = {"INFERENCE_NUM_THREADS": self._threads, **self._settings[configuration]}
             pipeline = self._genai.ContinuousBatchingPipeline(self._folder, scheduler, "CPU", properties)
             self._pipelines[configuration] = pipeline
-            for _ in range(2):  # warm up: the first prompts compile kernels
+            for _ in range(2):  # warm up, because the first prompts compile kernels
                 list(self._steps(configuration, [self._sample(BATCH_TOKENS)], 4))
         return self._pipelines[configuration]
 
@@ -271,7 +276,6 @@ PEERS: dict[str, Callable[[str, int, int], Peer]] = {"llama.cpp": LlamaCpp, "ope
 
 
 def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
-    """Run a task."""
     from notso.system.memory import process_memory
 
     if task["task"] == "memory":
@@ -296,7 +300,7 @@ def main() -> None:
     """Load the peer and answer tasks until stdin ends."""
     from notso.system.processes import end_with_parent
 
-    end_with_parent()  # elsewhere `_listen` ends it, unless a library holds the interpreter lock
+    end_with_parent()  # on other systems than Linux, `_listen` exits, unless a library holds the interpreter lock
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
