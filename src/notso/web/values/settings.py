@@ -1,6 +1,6 @@
 """Operator's settings, validated once and immutable.
 
-Origin patterns are such as `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
+Examples of origin patterns: `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*` and `*`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RULE = re.compile(rf"({_SCHEME})://(\*|{_HOST})(?::(\*|[0-9]{{1,5}}))?")
 
 
 class OriginRules:
-    """Matches origins against patterns; a star stands for a whole host, port, or everything.
+    """Matches origins against patterns. `*` matches any host or port or, alone, any origin.
 
     Raises ValueError for invalid patterns.
     """
@@ -70,7 +70,7 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A setting's range, and how `notso serve` offers it; without help, it does not."""
+    """A setting's range and its option of `notso serve`, which exists only if it has help."""
 
     help: str = ""
     metavar: str = ""
@@ -80,9 +80,9 @@ class Option:
     low: float | None = None
     high: float | None = None
     is_duration: bool = False  # such as 30s, 5m or 1h30m
-    is_folder: bool = False  # an existing one
+    is_folder: bool = False  # must exist
     of_the_engine: bool = False  # has no meaning for a front end
-    after: str = ""  # option of `serve` before it; default: that of the setting before
+    after: str = ""  # option of `serve` that it follows; default: that of the previous setting
     default: Any = None
     kind: Any = None
 
@@ -123,7 +123,7 @@ class Settings:
         of_the_engine=True,
         after="adapter",
     )
-    # Negative: unlimited. None: the default model stays, others five minutes.
+    # Negative: unlimited. None: the default model stays loaded, others for five minutes.
     keep_alive_seconds: float | None = _setting(
         None,
         help="Unload models after this idle time (30s, 5m; -1: never).",
@@ -297,7 +297,7 @@ class Settings:
 
     @property
     def rate(self) -> int:
-        """API requests per minute and address; 0 means no limit."""
+        """API requests per minute and client address; 0 means no limit."""
         if self.requests_per_minute is not None:
             return self.requests_per_minute
         return 0 if is_loopback(self.host) else RATE_BEYOND_LOOPBACK
@@ -329,7 +329,7 @@ def is_postgres(url: str) -> bool:
 
 
 def is_engine_url(url: str) -> bool:
-    """Whether a URL names a server without path, query or user."""
+    """Whether a URL consists of a scheme, host and optional port only."""
     try:
         parts = urlsplit(url)
         return (
@@ -347,7 +347,7 @@ def is_engine_url(url: str) -> bool:
 
 
 def is_base_path(text: str) -> bool:
-    """Whether `text` is a path such as /chat or /tools/chat, without a slash at its end."""
+    """Whether `text` is a path such as /chat or /tools/chat, without a trailing slash."""
     return _BASE_PATH.fullmatch(text) is not None and not {".", ".."} & set(text.split("/"))
 
 
