@@ -116,7 +116,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def store_of(settings: Settings) -> ChatStore:
-    """Return the conversation store. Raise SettingsError if the database's extra is not installed."""
+    """Return the conversation store. Raises SettingsError if the database's extra is not installed."""
     store = store_at(settings.directory, settings.database_url)
     store.most_kept = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
     return store
@@ -193,7 +193,7 @@ async def give_back() -> None:
 logger = logging.getLogger("notso.web")
 
 PAGE_THREADS = 2  # for templates only, so that pages do not wait for other chats' Markdown
-STOP_SECONDS = 1.0  # for requests that were stopped
+STOP_SECONDS = 1.0  # for stopped requests to end
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -529,7 +529,7 @@ async def _show_lack(request: Request, error: Exception) -> Response:
     if not lacks_threads(error):
         raise error
     logger.warning("could not start a thread for a %s request: %s", request.method, error)
-    # Plain text, as a page would need a thread too; ApiEdge converts it.
+    # Plain text, because a page would need a thread, too; ApiEdge converts it.
     return PlainTextResponse(words["error_busy"], 503, {"Retry-After": "5"})
 
 

@@ -236,7 +236,10 @@ CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
 
 
 class LogPace(logging.Filter):
-    """Pass MOST_PER_WINDOW records of a logger and message per window; the next one passed has the number dropped."""
+    """Passes MOST_PER_WINDOW records of a logger and message per window.
+
+    The first record of the next window reports how many were dropped.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -79,7 +79,7 @@ class DataDirectoryNewerError(StorageError):
 
 
 class StorageDamagedError(StorageError):
-    """The database failed its integrity check or lacks commits. It was not modified."""
+    """The database failed its integrity check or is missing commits. It was not modified."""
 
 
 class StorageFullError(StorageError):
@@ -110,4 +110,4 @@ class Problem(Exception):
         self.draft = draft  # the user's text, to be shown again
         self.retry_after_seconds = retry_after_seconds
         self.full = full  # the context is full; the page offers remedies
-        self.moved = moved  # the chat continued elsewhere; the page offers to show that
+        self.moved = moved  # the chat was changed elsewhere; the page offers to show the change

@@ -71,7 +71,7 @@ class FairQueue:
         await self._idle.wait()
 
     def close(self) -> None:
-        """Start nothing more; cancel waiting calls."""
+        """Cancel waiting calls and start no more work."""
         for queue in self._waiting.values():
             for each in queue:
                 each.cancel()
@@ -122,7 +122,7 @@ class FairQueue:
 
 
 class WorkerThreads(ThreadPoolExecutor):
-    """Thread pool that makes do with its running threads when no more can be started; RuntimeError if it has none.
+    """Thread pool that keeps working when no more threads can be started. Raises RuntimeError if it has none.
 
     The standard pool raises in both cases, although the work is queued and runs later.
     """

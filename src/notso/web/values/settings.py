@@ -264,19 +264,19 @@ class Settings:
         if self.engine_api and self.engine_url is not None:
             raise SettingsError("a front end cannot serve the engine API", setting="engine_api")
         if self.keep_alive_seconds is not None and not math.isfinite(self.keep_alive_seconds):
-            raise SettingsError("keep_alive_seconds must be a number", setting="keep_alive_seconds")
+            raise SettingsError("keep_alive_seconds must be finite", setting="keep_alive_seconds")
         if self.valkey_url is not None and not self.valkey_url.startswith(VALKEY_SCHEMES):
             raise SettingsError(f"valkey_url must begin with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
         for proxy in self.trusted_proxies:
             try:
                 ipaddress.ip_network(proxy)
             except ValueError:
-                message = f"trusted_proxies: {proxy!r} is not an address and no network"
+                message = f"trusted_proxies: {proxy!r} is neither an address nor a network"
                 raise SettingsError(message, setting="trusted_proxies") from None
         if self.base_path.strip("/") and not is_base_path(self.base_path.rstrip("/")):
             raise SettingsError("base_path must be a path such as /chat", setting="base_path")
         if not 0 < self.send_timeout_seconds <= 600:
-            raise SettingsError("send_timeout_seconds must be above 0, at most 600", setting="send_timeout_seconds")
+            raise SettingsError("send_timeout_seconds must be above 0 and at most 600", setting="send_timeout_seconds")
 
     @property
     def host_names(self) -> frozenset[str]:
