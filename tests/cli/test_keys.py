@@ -62,7 +62,7 @@ def test_a_user_is_removed_by_key_or_name(notso: Notso, tmp_path: Path) -> None:
         assert notso("keys", "remove", each, *where).out.endswith("documents and usage.\n")
     assert "ann" not in notso("keys", *where).out and "bob" in notso("keys", *where).out
     unknown = notso("keys", "remove", "ann", *where)
-    assert unknown.code == 2 and "such as proxy:ann" in unknown.err
+    assert unknown.code == 2 and "usage table: proxy:ann" in unknown.err
     assert json.loads(notso("keys", "remove", "proxy:ann", "--json", *where).out) == {"removed": "proxy:ann"}
 
 

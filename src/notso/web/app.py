@@ -116,7 +116,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def store_of(settings: Settings) -> ChatStore:
-    """Return the conversation store. Raise SettingsError if the database's extra is not installed."""
+    """Return the conversation store. Raises SettingsError if the database's extra is not installed."""
     store = store_at(settings.directory, settings.database_url)
     store.most_kept = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
     return store
@@ -134,8 +134,8 @@ def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing | None:
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or (
         environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"
     )
-    # Nothing is imported otherwise. A missing extra is only logged: such variables are often set for many programs at
-    # once.
+    # OpenTelemetry is imported only if an endpoint is configured. A missing extra is only logged, because these
+    # variables are often set for all services of a host.
     if is_off or not any(environment.get(name) for name in _ENDPOINTS):
         return None
     try:
@@ -154,8 +154,8 @@ GIVE_BACK_SECONDS = 60.0
 
 
 async def purge(shared: Shared, turns: Turns) -> None:
-    """Periodically delete trashed chats for good, once they cannot be restored."""
-    # The engine's caches come first, so that a failure there is retried.
+    """Periodically expire temporary chats and permanently delete chats that can no longer be restored."""
+    # The engine's caches are cleared first, so that a failure is retried in the next round.
     store, host = shared.store, shared.engine
     unforgotten: dict[Conversation, None] = {}  # caches to clear once an engine is loaded
     while True:
@@ -193,7 +193,7 @@ async def give_back() -> None:
 logger = logging.getLogger("notso.web")
 
 PAGE_THREADS = 2  # for templates only, so that pages do not wait for other chats' Markdown
-STOP_SECONDS = 1.0  # for requests that were stopped
+STOP_SECONDS = 1.0  # for stopped requests to end
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -221,7 +221,7 @@ def create_app(
     """Create the web application.
 
     `engine_source` loads the engine in its own thread after startup. Startup raises StorageError if the data directory
-    is busy, unreadable or newer.
+    is busy, unreadable or written by a newer release.
     """
     settings = settings or Settings()
     parts = _parts(engine_source, settings, model_registry, plugins or Plugins())
@@ -238,7 +238,7 @@ def create_app(
         if parts.shared.accounts is not None:
             await parts.shared.accounts.start()
         parts.shared.engine.start(asyncio.get_running_loop())
-        await parts.leases.start()  # answers that it takes up wait for the engine
+        await parts.leases.start()  # answers that it resumes wait for the engine
         if parts.mcp is not None:
             parts.mcp.start()
         parts.batches.start(app)
@@ -251,7 +251,7 @@ def create_app(
         finally:
             for task in now_and_then:
                 task.cancel()
-            await asyncio.gather(*now_and_then, return_exceptions=True)  # a child of the library ends with its task
+            await asyncio.gather(*now_and_then, return_exceptions=True)  # also ends the library's child process
             await _shut_down(parts)
 
     app = FastAPI(
@@ -359,7 +359,7 @@ async def begin_stopping(parts: Parts) -> None:
         parts.shared.requests.stop_all()
         try:
             await asyncio.wait_for(_wait_for_all(parts), STOP_SECONDS)
-        except TimeoutError:  # the engine hangs, or is a remote one that does not answer
+        except TimeoutError:  # the engine hangs, or a remote engine does not respond
             parts.shared.engine.close()
             await parts.chat.turns.wait_for_all()
 
@@ -389,7 +389,8 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
-    counters = counters_at(settings.valkey_url)  # for keys; addresses, which may be many, have their own
+    # These count requests per key. Client addresses, which may be many, have counters of their own.
+    counters = counters_at(settings.valkey_url)
     ways = sign_in_ways(settings, plugins, access_store_of(settings, store), counters, exchange)
     requests.quotas = ways.accounts
     shared = Shared(settings, store, engine, requests, plugins, model_registry, ways.accounts, exchange=exchange)
@@ -461,7 +462,7 @@ async def _shut_down(parts: Parts) -> None:
 
 
 async def _show_problem(request: Request, error: Exception) -> Response:
-    # Shown in place (htmx), on the chat's page with the draft, or on an error page.
+    # The error is shown in place (htmx), on the chat's page with the draft, or on an error page.
     problem = _problem(error)
     problem.draft = problem.draft or getattr(error, "draft", "")
     headers = dict(getattr(error, "headers", None) or {})
@@ -514,7 +515,7 @@ async def _ask_for_key(request: Request) -> Response:
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # not received: the client is gone
+    return Response(status_code=400)  # not received, because the client has disconnected
 
 
 async def _show_api_error(request: Request, error: Exception) -> Response:
@@ -527,13 +528,13 @@ async def _show_api_error(request: Request, error: Exception) -> Response:
 async def _show_lack(request: Request, error: Exception) -> Response:
     if not lacks_threads(error):
         raise error
-    logger.warning("no thread for a %s request: %s", request.method, error)
-    # Plain text, as a page would need a thread too; ApiEdge converts it.
+    logger.warning("could not start a thread for a %s request: %s", request.method, error)
+    # Plain text, because a page would need a thread, too; ApiEdge converts it.
     return PlainTextResponse(words["error_busy"], 503, {"Retry-After": "5"})
 
 
 async def _show_fault(request: Request, error: Exception) -> Response:
-    if lacks_threads(error):  # in a layer outside of the routes
+    if lacks_threads(error):  # raised in middleware
         return await _show_lack(request, error)
     logger.error("unexpected %s on a %s request", type(error).__name__, request.method)
     return PlainTextResponse(words["error_inside"] + "\n", 500)

@@ -29,12 +29,12 @@ from notso.web.values.settings import Settings
 
 EXTRA_EXIT_SECONDS = 3.0
 SWITCH_SECONDS = 0.0005
-"""Thread switch interval. With Python's default of 5 ms, paid at each step of a request, ordinary pages spent most of
-their time waiting beside slow computation."""
+"""Thread switch interval. With Python's default of 5 ms, each step of a request waited that long for a computing
+thread, and ordinary pages spent most of their time waiting."""
 DATE_SECONDS = 1.0
 LAST_RESORT_SECONDS = 4.5
-"""Time after the drain period before the process is killed if something hangs. Acknowledged data is on disk; including
-tracebacks, the process is gone within 5 s."""
+"""Time after the drain period before the process is killed if something hangs. Acknowledged data is already on disk.
+Including the tracebacks, the process exits within 5 s."""
 
 
 def serve(
@@ -47,9 +47,9 @@ def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM; return after everything is saved.
 
-    `on_ready` receives the page's address once it responds, in the server's thread; the engine may still be loading.
-    The first signal drains running answers for `drain_seconds`, a second one ends them. Raises AddressInUseError or
-    StorageError.
+    `on_ready` is called in the server's thread with the page's URL once it responds; the engine may still be loading.
+    After the first signal, running answers have `drain_seconds` to finish; a second signal ends them. Raises
+    AddressInUseError or StorageError.
     """
     keep_few_heaps()
     with contextlib.ExitStack() as listening:
@@ -66,7 +66,7 @@ def serve(
 
 
 def listen(settings: Settings, port: int | None = None, option: str = "--port") -> socket.socket:
-    """Return a bound socket. Raise AddressInUseError naming `option`."""
+    """Return a listening socket. Raises AddressInUseError, whose message names `option`."""
     port = settings.port if port is None else port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -93,7 +93,7 @@ def listen(settings: Settings, port: int | None = None, option: str = "--port") 
 
 
 def address_of(listener: socket.socket, settings: Settings) -> str:
-    """Return the page's address for a browser on this machine."""
+    """Return the page's URL for a browser on this machine."""
     port = listener.getsockname()[1]
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "[::]") else settings.host.strip("[]")
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
@@ -110,7 +110,7 @@ class ChatServer(uvicorn.Server):
         watchdog: Watchdog | None = None,
     ) -> None:
         self._watchdog = watchdog
-        # Kills the process after some seconds, printing tracebacks, from a thread that does not need the GIL.
+        # Kills the process after the given seconds and prints tracebacks, from a thread that does not need the GIL.
         self.end_in: Callable[[float], None] = lambda seconds: None
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -229,19 +229,22 @@ class ChatServer(uvicorn.Server):
 
 MOST_PER_WINDOW = 20
 WINDOW_SECONDS = 60.0
-"""Twenty records of a kind per minute suffice for diagnosis; unbounded logs fill the disk."""
+"""Twenty records of a kind per minute suffice for diagnosis; unlimited logs would fill the disk."""
 MAX_KINDS = 256
 CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
 """Loggers, with their children, that log in response to client requests."""
 
 
 class LogPace(logging.Filter):
-    """Passes MOST_PER_WINDOW records of a kind per window; the next window's first record has the number omitted."""
+    """Passes MOST_PER_WINDOW records of a logger and message per window.
+
+    The first record of the next window reports how many were dropped.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> when its window began, how many since
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> (start of its window, records since)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.split(".", 1)[0] not in CAUSED_BY_CLIENTS:
@@ -259,7 +262,7 @@ class LogPace(logging.Filter):
 
 
 def pace_logs() -> None:
-    # A logger's filter does not apply to records of its children, so the handlers get it.
+    # A logger's filter does not apply to records of its children, so the filter is added to the handlers.
     for name in ("", *CAUSED_BY_CLIENTS):
         for handler in logging.getLogger(name).handlers:
             if not any(isinstance(each, LogPace) for each in handler.filters):

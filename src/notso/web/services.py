@@ -21,7 +21,7 @@ class Shared:
     settings: Settings
     store: ChatStore
     engine: EngineHost
-    requests: RunningRequests  # the entrance to the engine
+    requests: RunningRequests  # all requests to the engine go through it
     plugins: Plugins = field(default_factory=Plugins)  # enabled plugins
     model_registry: ModelRegistry | None = None  # None: one model only
     accounts: Accounts | None = None  # usage accounting; None for a single user
@@ -29,6 +29,6 @@ class Shared:
     leases: Leases | None = None  # reports failures of a shared database
     # Queue for page forms, independent of API work.
     forms: WorkLine = field(default_factory=lambda: WorkLine("notso-form"))
-    exchange: Exchange = field(default_factory=Alone)  # to other servers over the same database
-    leaving: bool = False  # /health fails, requests are still admitted
+    exchange: Exchange = field(default_factory=Alone)  # with other servers that share the database
+    leaving: bool = False  # /health fails, but requests are still admitted
     stopping: bool = False  # no new requests are admitted

@@ -1,7 +1,7 @@
 """OpenTelemetry tracing (extra `otel`) of requests, turns and engine work.
 
-FastAPI creates request spans and exports all spans as the OTEL_* variables configure. The module is imported only if
-they name an endpoint. Spans contain no user text, user names or chat addresses.
+FastAPI creates request spans and exports all spans as configured by the OTEL_* variables. The module is imported only
+if one of them sets an endpoint. Spans contain no user text, user names or chat URLs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from notso.web.turns.turns import Turns
 
 NAME = "notso"
 PRIVATE = ("url.path", "url.query")
-"""Attributes with chat ids and search terms; the route suffices."""
+"""Attributes with chat ids and search terms; the route identifies the request."""
 REDACTED = "REDACTED"
 
 
@@ -34,7 +34,7 @@ class Tracing:
         # Tests pass a provider; otherwise the variables configure one.
         self._is_configured = provider is not None
         self._provider = provider or TracerProvider(resource=_resource(), shutdown_on_exit=False)
-        self._provider.add_span_processor(_Discreet())
+        self._provider.add_span_processor(_Redactor())
         self._tracer = self._provider.get_tracer(NAME)
 
     def watch(self, requests: RunningRequests, turns: Turns) -> None:
@@ -53,7 +53,7 @@ class Tracing:
         }
 
     def turn_begins(self, turn: Turn) -> None:
-        # Work of the current context from here on belongs to the turn.
+        # Spans started in this context from here on are children of the turn's span.
         span = self._tracer.start_span("turn")
         context.attach(trace.set_span_in_context(span))
 
@@ -67,7 +67,7 @@ class Tracing:
         span.end()
 
     def generation_ended(self, owner: str, usage: Usage | None) -> None:
-        # Spans are laid out backwards from the end, by the engine's measurements.
+        # Start times are computed backwards from the end, from the durations that the engine measured.
         end = time.time_ns()
         lasted = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
         if usage is not None:
@@ -85,8 +85,8 @@ class Tracing:
         whole.end(end)
 
 
-class _Discreet(SpanProcessor):
-    # Removes private attributes when a span starts.
+class _Redactor(SpanProcessor):
+    # Redacts private attributes when a span starts.
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         for name in PRIVATE:
             if span.attributes is not None and name in span.attributes:

@@ -143,13 +143,13 @@ def test_documents_without_citations_are_text(start: Start) -> None:
 @pytest.mark.parametrize(
     "source, said",
     [
-        ({"type": "url", "url": "https://example.org/a.pdf"}, "nothing is fetched"),
+        ({"type": "url", "url": "https://example.org/a.pdf"}, "URLs are not fetched"),
         ({"type": "base64", "media_type": "application/pdf", "data": "????"}, "is not base64"),
         (
             {"type": "base64", "media_type": "application/pdf", "data": base64.b64encode(b"%PDF-1.7").decode()},
             "damaged",
         ),
-        ({"type": "base64", "media_type": "image/png", "data": "AAAA"}, "send a PDF, or text"),
+        ({"type": "base64", "media_type": "image/png", "data": "AAAA"}, "send a PDF or plain text"),
         ({"type": "content", "content": []}, "source"),
     ],
 )
@@ -237,7 +237,7 @@ def test_files_are_stored_and_named_by_id(start: Start) -> None:
     (cited,) = message.content[0].citations  # type: ignore[union-attr]
     assert (cited.type, cited.file_id, cited.document_title) == ("page_location", uploaded.id, "ibises.pdf")
     assert other.beta.files.delete(uploaded.id).type == "file_deleted"
-    with pytest.raises(anthropic.NotFoundError, match="no file of that id"):
+    with pytest.raises(anthropic.NotFoundError, match="no file with that id"):
         other.messages.create(**ask(documents=[document({"type": "file", "file_id": uploaded.id})]))
     with pytest.raises(openai.BadRequestError, match="purpose must be batch, user_data or assistants"):
         client.files.create(file=("a.png", b"x"), purpose="vision")

@@ -87,7 +87,7 @@ def test_stores_are_filled_searched_renamed_and_deleted(start: Start) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"file_ids": ["file-none"]}, "no file of that id"),
+        ({"file_ids": ["file-none"]}, "no file with that id"),
         ({"expires_after": {"anchor": "last_active_at", "days": 1}}, "expires_after"),
         ({"name": 3}, "name"),
     ],
@@ -164,7 +164,7 @@ def test_a_conversation_goes_on_without_the_passages(start: Start) -> None:
 @pytest.mark.parametrize(
     ("tools", "said"),
     [
-        ([{"vector_store_ids": ["vs_none"]}], "no vector store of that id"),
+        ([{"vector_store_ids": ["vs_none"]}], "no vector store with that id"),
         ([{"vector_store_ids": []}], "vector_store_ids"),
         ([{"vector_store_ids": ["a"], "filters": {"type": "eq", "key": "a", "value": "b"}}], "filters"),
         ([{"vector_store_ids": ["a"]}, {"vector_store_ids": ["b"]}], "more than one file_search"),

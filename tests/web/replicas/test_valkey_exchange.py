@@ -206,7 +206,7 @@ def test_values_are_remembered_for_all(valkey: ValkeyServer) -> None:
 
 def test_an_address_that_is_none_is_refused_in_a_sentence() -> None:
     assert isinstance(exchange_at(None), Alone)
-    with pytest.raises(SettingsError, match="valkey_url is not a server address"):
+    with pytest.raises(SettingsError, match="valkey_url is not a server URL"):
         exchange_at("valkey://127.0.0.1:port")
 
 

@@ -57,7 +57,7 @@ def test_a_plugin_that_hangs_lets_nobody_in_and_the_key_still_counts(
 
 @pytest.mark.parametrize("name", ["key", "proxy", "oidc"])
 def test_one_whose_people_would_be_those_of_another_way_is_refused(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"a plugin named {name} cannot sign users in"):
+    with pytest.raises(SettingsError, match=f"a plugin named {name} cannot sign in users"):
         PluginSignIn(PluginProcess(name))
 
 

@@ -1,4 +1,4 @@
-"""Access control. Every route declares its audience with a mark; one without is not registered.
+"""Access control. Every route declares its audience with a mark; a route without one is not registered.
 
 Without a key or another sign-in method, the server listens on loopback only, and guarded routes are open to any request
 that passed the Host and cross-site guards. Otherwise a client sends a key as a bearer token or as `x-api-key`, and a
@@ -23,22 +23,22 @@ from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
 COOKIE = "notso_session"
-"""Cookie name; `cookie_name` appends the port, as browsers share a host's cookies between its ports."""
+"""Cookie name; `cookie_name` appends the port, because browsers share a host's cookies between its ports."""
 MAX_BROWSER_SESSIONS, MAX_SESSIONS_OF_MANY = 64, 10_000
-"""Limits with a single user and with many."""
+"""Maximum sessions with a single user and with many."""
 KEY_PREFIX = "notso-"
 """Prefix of issued keys."""
 SESSION_SECONDS = 30 * 86_400.0
 """Maximum lifetime, which bounds the use of a stolen cookie."""
 SESSION_IDLE_SECONDS = 7 * 86_400.0
-"""Maximum idle time; an older cookie was left behind on a machine or in a backup."""
+"""Maximum idle time; a cookie idle for longer was probably left on a machine or in a backup."""
 SHARE_SECONDS = 3600.0
 """Interval at which other replicas learn that a cookie is in use."""
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
 """Scope key of requests that carried an invalid key; RateLimit counts them per address."""
 INSIDE = "notso.inside"
-"""Scope key of requests that this program makes itself: their Caller. No client can set it."""
+"""Scope key of internal requests: their Caller. Clients cannot set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ NOBODY = Caller("nobody", "nobody")
 
 class SignIn(Protocol):
     async def __call__(self, request: Request) -> Caller | None:
-        """Return the caller, None if unknown. Takes bounded time and raises nothing."""
+        """Return the caller, None if unknown. Must take bounded time and not raise."""
 
 
 class Keys(Protocol):
@@ -77,7 +77,7 @@ class Keys(Protocol):
 
 class Gate(Protocol):
     async def __call__(self, request: Request, caller: Caller) -> None:
-        """Count the request. Raise Problem (429) or StorageError."""
+        """Count the request. Raises Problem (429) or StorageError."""
 
 
 PEER = "notso.peer"
@@ -114,7 +114,7 @@ class NeedsKey(HTTPException):
 
 @dataclass(slots=True)
 class _Session:
-    """Times are wall-clock seconds, so that time in suspension counts."""
+    # Times are wall-clock seconds, so that time while suspended counts.
 
     began: float
     used: float
@@ -163,8 +163,7 @@ class KeyRing:
         self._most_sessions = MAX_SESSIONS_OF_MANY if keys is not None or sign_ins else MAX_BROWSER_SESSIONS
         self._digest = _digest(api_key) if api_key is not None else None
         self._signing = _digest(f"{api_key} {rules}")
-        # entries are signed with the key
-        self._book = book if api_key is not None else None  # what is written there is signed with the key
+        self._book = book if api_key is not None else None  # its entries are signed with the key
         if self._book is not None:
             self._book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._sessions: dict[bytes, _Session] = {}
@@ -175,7 +174,7 @@ class KeyRing:
         return self._digest is None and not self._asks_who
 
     def fits(self, key: str) -> bool:
-        # In constant time.
+        # Compare in constant time.
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
     async def new_session(self, caller: Caller = LOCAL) -> str:
@@ -225,7 +224,7 @@ class KeyRing:
         return None
 
     async def still(self, caller: Caller) -> Caller | None:
-        """Return a caller authenticated earlier as the key's record is now; None if it was revoked."""
+        """Return an earlier caller with the current settings of its key, or None if the key was revoked."""
         return caller if not caller.key_id or self._keys is None else await self._keys.by_id(caller.key_id)
 
     async def _continues(self, token: str) -> Caller | None:
@@ -282,7 +281,7 @@ class KeyRing:
 
 
 async def public() -> None:
-    """Mark a route that exposes no user's data."""
+    """Mark a route that exposes no user data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +294,7 @@ class Mark:
 
 
 def operator_only(audit: str = "") -> Any:
-    """Mark a route that affects all users; `audit` is what the audit log says of its use."""
+    """Mark a route that affects all users. `audit`: description for the audit log."""
     return Depends(Mark(operators=True, audit=audit))
 
 
@@ -310,20 +309,18 @@ def mark_of(route: Any) -> Mark:
 
 
 def audience_of(route: Any) -> str:
-    """Return "public", "guarded", "operators" or "front_ends_only". Raise TypeError for a route without a mark."""
+    """Return "public", "guarded", "operators" or "front_ends_only". Raises TypeError for a route without a mark."""
     found = [each.dependency for each in getattr(route, "dependencies", ())]
     for kind in (public, front_ends_only):
         if kind in found:
             return kind.__name__
     if guarded not in found and not any(isinstance(each, Mark) for each in found):
-        raise TypeError(
-            f"{route.path} does not say who may use it: PUBLIC, GUARDED, operator_only() or FRONT_ENDS_ONLY"
-        )
+        raise TypeError(f"{route.path} has no access mark: use PUBLIC, GUARDED, operator_only() or FRONT_ENDS_ONLY")
     return "operators" if mark_of(route).operators else "guarded"
 
 
 def include_marked(app: FastAPI, router: APIRouter) -> None:
-    """Register the routes of a router. Raise TypeError for one without a mark of its audience."""
+    """Register the routes of a router. Raises TypeError for a route without a mark."""
     for route in router.routes:
         audience_of(route)
     app.include_router(router)
@@ -353,7 +350,7 @@ async def front_ends_only(request: Request) -> None:
 
 
 PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(guarded), Depends(front_ends_only)
-"""Marks, one of which each route has, unless it has `operator_only` or `audited`."""
+"""Marks for routes without `operator_only` or `audited`."""
 
 
 def caller_of(request: Request) -> Caller:
@@ -367,7 +364,7 @@ def owner_of(request: Request) -> str:
 
 def _keys_shown(request: Request) -> list[str]:
     # All distinct keys: every one must be valid, so that no header can override another. Other Authorization schemes
-    # are ignored; a proxy with Basic authentication forwards them.
+    # are ignored, because proxies with Basic authentication forward them.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")

@@ -1,4 +1,4 @@
-"""The access log: a record per request, with its id (one per generation: engine/running.py)."""
+"""Access log: one record per request, with its id. engine/running.py logs one per generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUIET = ("/livez", "/health", "/v1/health", "/metrics", "/static/{path:path}", 
 
 
 class AccessLog:
-    """ASGI layer that assigns the request id and logs the request when it ends.
+    """ASGI middleware that assigns the request id and logs the request when it ends.
 
     Records name the route, not the path: they contain no chat ids, search terms or user text.
     """

@@ -46,7 +46,7 @@ _packed = cache(partial(gzip.compress, mtime=0))
 
 
 def accepts_gzip(headers: Mapping[str, str]) -> bool:
-    """Whether Accept-Encoding allows gzip, by name or by `*`, with a weight above 0."""
+    """Return whether Accept-Encoding allows gzip, by name or by `*`, with a weight above 0."""
     weights: dict[str, float] = {}
     for each in headers.get("accept-encoding", "").split(","):
         coding, *parameters = (part.strip().lower() for part in each.split(";"))
@@ -62,7 +62,7 @@ class Assets:
         self.by_path: dict[str, Asset] = {}
         self._urls: dict[str, str] = {}
         known = [path for path in sorted(directory.rglob("*")) if path.suffix in _TYPES and path.is_file()]
-        # Files with references come last, as they contain the digests of the others.
+        # Files with references come last, because they contain the digests of the others.
         for path in sorted(known, key=lambda path: path.suffix in _REFERENCES):
             name, body = path.relative_to(directory).as_posix(), path.read_bytes()
             if pattern := _REFERENCES.get(path.suffix):
@@ -79,5 +79,5 @@ class Assets:
         return (up + found.removeprefix("/static/") if found else reference.decode()).encode()
 
     def url(self, name: str) -> str:
-        """Return a file's URL. Raise KeyError if it does not exist."""
+        """Return a file's URL. Raises KeyError if it does not exist."""
         return self._urls[name]

@@ -1,7 +1,7 @@
-"""The path that a proxy publishes the server under, such as /chat, and links that stay below it.
+"""The base path under which a proxy publishes the server, such as /chat.
 
-The server's own paths never have it: requests lose it on the way in, and what leaves gets it back in one place each:
-attributes of templates (`Rooted`), and the response headers that hold paths.
+Routes do not contain it: it is removed from requests, and added to links in templates (`Rooted`) and to response
+headers that contain paths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from notso.web.edge.access import PEER
 from notso.web.values.settings import is_base_path
 
 base_path: ContextVar[str] = ContextVar("notso_base_path", default="")
-"""Base path of the request being served, without a slash at its end; '' where the server has a host to itself."""
+"""Base path of the request being served, without a trailing slash; '' if there is none."""
 
 _HOLD_PATHS = ("location", "hx-redirect", "hx-push-url")
 _COOKIE_PATH = re.compile(r"(?i)(?<=; path=)/")
@@ -31,7 +31,7 @@ _LINK = re.compile(rf'(?<=\s)((?:{_ATTRIBUTES})=")(?=/(?!/)|\{{\{{)')
 
 
 class Rooted(Extension):
-    """Makes each template's links begin with the base path; templates are written as if there were none."""
+    """Prefixes the links in templates with the base path, which the templates' sources do not contain."""
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         return _LINK.sub(r"\1{{ root() }}", source)
@@ -40,7 +40,7 @@ class Rooted(Extension):
 class BasePath:
     """Serves below a base path: the configured one, or X-Forwarded-Prefix of a trusted proxy.
 
-    A proxy may remove the path itself or leave it: requests with and without it are the same.
+    Requests with and without the path are equivalent, because some proxies remove it.
     """
 
     def __init__(self, app: ASGIApp, configured: str, trusted_proxies: Sequence[str]) -> None:

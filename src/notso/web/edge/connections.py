@@ -26,16 +26,17 @@ from notso.web.values.request_id import SCOPE_KEY, request_id
 logger = logging.getLogger("notso.web.connections")
 
 MAX_CONNECTIONS = 1024
-"""Far above the need of one machine's model; a connection holds some 100 KiB."""
+"""Far more than the model of one machine can serve; a connection takes about 100 KiB."""
 RESERVED_DESCRIPTORS = 128
-"""For the database, its readers, model and cache files, downloads, tool processes, and connections being accepted."""
+"""For the database and its readers, model and cache files, downloads, tools, and connections being accepted."""
 ONE_ADDRESS_SHARE = 3 / 4
 """Maximum share of one address. It is large because behind a proxy, and on loopback, all clients share one."""
 BACKLOG = 1024  # connections the kernel queues until they are accepted
-COMING_IN_AT_ONCE = 32  # small, so that accepted connections are read in between and not evicted before they could send
+COMING_IN_AT_ONCE = 32  # small, so that accepted connections can send before they are evicted
 RETRY_SECONDS = 0.002
-"""Time for accepted connections to send before half of the silent ones are evicted. Shorter admits waiting clients
-sooner: at 10 ms a client waited 500 ms behind 400 silent ones. At 2 ms, one that sends after 5 ms is still served."""
+"""Time for accepted connections to send before half of the silent ones are evicted. A shorter time admits waiting
+clients sooner: at 10 ms, a client waited 500 ms behind 400 silent ones. At 2 ms, a client that sends after 5 ms is
+still served."""
 EPISODE_SECONDS = 60.0  # interval of warnings about failing accepts
 
 
@@ -46,8 +47,8 @@ class Caller(Protocol):
 class Door:
     """Accepts and counts connections, in total and per address. Use on the event loop only.
 
-    When full, it evicts the connection that has waited longest for its client: for headers, the next request, a body,
-    or reading. A connection that waits for the server is never evicted.
+    When full, it evicts the connection that has waited longest for its client to send headers, a request or a body, or
+    to read. A connection that waits for the server is never evicted.
     """
 
     def __init__(self, most: int) -> None:
@@ -56,7 +57,7 @@ class Door:
         self._coming_at_once = min(COMING_IN_AT_ONCE, max(1, most // 4))
         self._inside: dict[Caller, str] = {}
         self._by_address: Counter[str] = Counter()
-        self._waiting: dict[Caller, None] = {}  # connections that wait for their client, longest first
+        self._waiting: dict[Caller, None] = {}  # connections that wait for their client, the longest-waiting first
         self._listeners: Sequence[socket.socket] = ()
         self._make: Callable[[], asyncio.Protocol] | None = None
         self._coming: set[asyncio.Task[object]] = set()
@@ -66,7 +67,7 @@ class Door:
         return len(self._inside)
 
     def enter(self, caller: Caller, host: str) -> bool:
-        """Admit a connection; False if none can be evicted for it."""
+        """Admit a connection. Return False if no other can be evicted for it."""
         address = network_of(host)
         crowded = self._by_address[address] >= self._most_of_one
         if (crowded or len(self._inside) >= self._most) and not self.make_room(address if crowded else None):
@@ -146,22 +147,22 @@ class Door:
         now = time.monotonic()
         if now - self._last_trouble >= EPISODE_SECONDS:
             self._last_trouble = now
-            logger.warning("no connection can be accepted: %s; retrying", error)
+            logger.warning("cannot accept connections: %s; retrying", error)
 
 
 def room_for_connections() -> int:
-    """Return the connection limit, raising the limit of descriptors as allowed."""
+    """Return the connection limit, raising the descriptor limit as far as allowed."""
     most = descriptor_limit(MAX_CONNECTIONS + RESERVED_DESCRIPTORS)
     return MAX_CONNECTIONS if most is None else min(MAX_CONNECTIONS, max(most - RESERVED_DESCRIPTORS, most // 4))
 
 
 def network_of(host: str) -> str:
-    """Return the network that an address counts for ('' if invalid)."""
+    """Return the network under which an address is counted ('' if invalid)."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return ""
-    # A household has an IPv6 /64.
+    # A household typically has one IPv6 /64 network.
     return str(ipaddress.IPv6Network((address, 64), strict=False)) if address.version == 6 else host
 
 
@@ -176,8 +177,8 @@ MAX_UNSENT_BYTES = 64 * 1024
 """Limit of unsent bytes in the kernel, high enough that a fast reader never waits."""
 
 READ_BYTES = 64 * 1024
-"""Bytes per read, a quarter of asyncio's default. Bounds what is held of an unread body, and how long one of many
-simultaneous senders occupies the loop."""
+"""Bytes per read, a quarter of asyncio's default. Limits how much of an unread body is buffered, and how
+long one of many simultaneous senders occupies the loop."""
 
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 43\r\n"
@@ -189,7 +190,7 @@ _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 def connection_of(scope: Scope) -> ClientConnection | None:
-    """Return a request's connection. None if it has exited or another server runs the application."""
+    """Return a request's connection. None if it is closed or another server runs the application."""
     reference = scope.get("state", {}).get(_STATE_KEY)
     return cast("ClientConnection | None", reference()) if reference is not None else None
 
@@ -289,7 +290,7 @@ class ClientConnection(H11Protocol):
         if not self.gone:
             super().on_response_complete()
             self._note_turn()
-        if self._waits_for_headers():  # only part of it has arrived
+        if self._waits_for_headers():  # only part of the next request has arrived
             self._lane.leave(self)
 
     def pause_writing(self) -> None:
@@ -322,7 +323,7 @@ class ClientConnection(H11Protocol):
         self.transport.abort()
 
     def _bound_what_the_system_holds(self) -> None:
-        # Later than the send timeout, which notifies the client.
+        # The kernel's timeout comes after the send timeout, which is logged.
         limit_unsent(self._socket, MAX_UNSENT_BYTES, int(2 * self._send_seconds))
 
     @property
@@ -364,7 +365,7 @@ class ClientConnection(H11Protocol):
             self._send_timer = None
 
     def _drop_unread(self) -> None:
-        # Runs in no request's context.
+        # Runs outside of any request's context.
         scope: dict[str, Any] = dict(self.cycle.scope) if self.cycle is not None else {}
         token = request_id.set(scope.get(SCOPE_KEY))
         access_log.info("the client read nothing for %g s; connection dropped", self._send_seconds)

@@ -1,7 +1,7 @@
 """API errors: a status and the API's error object, without traceback or echoed input.
 
-The inner layers reject requests as plain text; a layer around them adds request ids and converts such errors to the
-format of the API.
+Inner middleware rejects requests as plain text; ApiEdge adds request ids and converts these errors to the format of
+the API.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ _CODES = {
 
 
 class ApiEdge:
-    """ASGI layer around those that reject requests."""
+    """ASGI middleware around the middleware that rejects requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

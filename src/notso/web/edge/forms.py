@@ -17,7 +17,7 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, str]:
-    """Return at most `most` form fields. Raise Problem: 415 for another type, 400 if malformed."""
+    """Return at most `most` form fields. Raises Problem: 415 for another type, 400 if malformed."""
     body = await request.body()
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise Problem(415, words["error_form"])
@@ -26,7 +26,7 @@ async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, st
 
 
 def parse_form(body: bytes, *, most: int = MAX_FIELDS) -> dict[str, str]:
-    """Parse a form's body. Raise Problem (400)."""
+    """Parse a form's body. Raises Problem (400)."""
     if body.count(b"&") >= most or not body.isascii():
         raise Problem(400, words["error_form"])
     fields: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Limits on request size, response size and time, as ASGI layers; the memory budget for request bodies over all
+"""Limits on request size, response size and time, as ASGI middleware; the memory budget for the request bodies of all
 connections; and the limit of open event streams per owner.
 """
 
@@ -32,7 +32,7 @@ class OpenStreams:
         return self._open[owner] >= self._most
 
     def opened(self, owner: str) -> None:
-        """Count a stream. Raise Problem (429) at the limit."""
+        """Count a stream. Raises Problem (429) at the limit."""
         if self.full(owner):
             raise Problem(429, words["error_streams"], retry_after_seconds=5)
         self._open[owner] += 1
@@ -66,24 +66,24 @@ MOST_BYTES = 64 * MIB
 """Limit for all bodies being received or parsed: four imports of maximum size."""
 
 SMALL_SHARE = 4
-"""A holder below this fraction of the budget may exceed it by the same amount when it is used up: one import."""
+"""When the budget is used up, holders of less than this fraction may exceed it by the same amount: one import."""
 
 COST = 12
 """Memory per body byte until the response starts: the body is gathered, copied, parsed and stored. Measured: a 13 MiB
 import peaks at nine times its size; the rest is a margin for fragmentation."""
 
 LOOK_SECONDS = 0.1
-"""Maximum age of a reading of available memory."""
+"""Maximum age of the measured available memory."""
 
 FREE_BYTES = 64 * 1024
 """Part of each body that is not counted, so that ordinary requests always fit; the connection limit bounds the sum."""
 
 FAIR_SECONDS = 2.0
-"""Time a body may take to arrive while others wait for its room; measured: the largest import takes a tenth of it."""
+"""Time a body may take to arrive while others wait for its space; the largest import takes a tenth of it."""
 
 
 def available_bytes() -> int:
-    """Return the bytes the process may still allocate, limits of control group and process included."""
+    """Return the bytes that the process may still allocate, including limits of its control group and its own."""
     return available_memory().available_bytes
 
 
@@ -165,7 +165,7 @@ class BodyBudget:
         self._changed = asyncio.Event()
 
     async def hold(self, arrival: Arrival, size: int) -> None:
-        """Reserve `size` bytes in total. Raise BodyGaveWayError if evicted."""
+        """Reserve `size` bytes in total. Raises BodyGaveWayError if evicted."""
         if arrival not in self._arriving:
             self._arriving[arrival] = None
             arrival.since = asyncio.get_running_loop().time()
@@ -238,17 +238,17 @@ LARGER_BODIES = {
 BODY_SECONDS = 60.0
 MAX_HEADER_BYTES = 16 * 1024  # with the request line
 PIECE_BYTES = 64 * 1024
-"""Bytes of a response per write: what a reader must take within the send timeout."""
+"""Bytes of a response per write, which the client must read within the send timeout."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Limit of all responses being sent in pieces: enough for any page and a few full exports."""
 RETRY_SECONDS = 5  # Retry-After when out of room: the bodies waiting now are evicted by then
 
 
 class RequestLimits:
-    """Rejects oversized headers (431), oversized (413), compressed (415) or slow bodies (408), and those without room
-    (503).
+    """Rejects oversized headers (431); oversized (413), compressed (415) or slow bodies (408); and bodies beyond the
+    budget (503).
 
-    Received bytes count, whatever Content-Length claims. A body counts until its response begins.
+    Received bytes are counted until the response begins, regardless of Content-Length.
     """
 
     def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
@@ -297,7 +297,7 @@ class RequestLimits:
         except BodyGaveWayError:
             text = "The server is receiving too much data at once. Please try again in a moment.\n"
             answer = PlainTextResponse(text, 503, {"Retry-After": str(RETRY_SECONDS)})
-            if limit > MAX_BODY_BYTES:  # the rest of a smaller body is read, so that its sender sees the response
+            if limit > MAX_BODY_BYTES:  # the rest of a smaller body is read, so that its sender receives the response
                 answer.headers["Connection"] = "close"
         finally:
             self._budget.release(arrival)
@@ -306,9 +306,9 @@ class RequestLimits:
 
 
 class InPieces:
-    """Sends large bodies in pieces and bounds their total.
+    """Sends large bodies in pieces and limits their total size.
 
-    Past the bound, connections that have not read for longest are dropped; one that keeps reading never is. The
+    Beyond the limit, connections that have not read for longest are dropped; one that keeps reading never is. The
     connection's send timeout bounds a single stall.
     """
 
@@ -346,7 +346,7 @@ class InPieces:
 
 
 class StrictHttp:
-    """Rejects ambiguous requests and closes the connection, as its further bytes cannot be trusted."""
+    """Rejects ambiguous requests and closes the connection, because its further bytes cannot be trusted."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

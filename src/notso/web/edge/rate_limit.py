@@ -1,4 +1,4 @@
-"""Request rate limit per address, an ASGI layer around the `limits` library."""
+"""Request rate limit per client address, ASGI middleware around the `limits` library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from notso.web.edge.errors import is_api
 
 WINDOW_SECONDS = 60
 MAX_ADDRESSES = 10_000
-CLOCK_JUMP_SECONDS = 5  # resets the counters: after setting the clock back an hour, a window would last that long
+# A larger jump resets the counters: otherwise, after the clock is set back an hour, a window would last an hour.
+CLOCK_JUMP_SECONDS = 5
 ELSEWHERE = "elsewhere"  # shared by all addresses beyond MAX_ADDRESSES
 REQUESTS, WRONG_KEYS = "requests", "wrong keys"
 
@@ -27,7 +28,7 @@ class Counters(Protocol):
     async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool: ...
 
     async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        """Count one more if within the limit; return whether it was."""
+        """Count an entry if it is within the limit; return whether it is."""
 
     async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
         """Return the wall-clock time in seconds when the oldest entry expires."""

@@ -1,9 +1,10 @@
-"""Host and cross-site checks and security headers, as ASGI layers.
+"""Host and cross-site checks and security headers, as ASGI middleware.
 
 They use the raw `Host` header and `scope["path"]`, never a URL built from both: a slash or question mark in `Host`
 makes the two differ, which has opened guarded routes in other servers.
 
-Cross-origin access to the API by rule (no cookies, never to pages), and what differs on the Ollama port.
+Also: cross-origin access to the API by origin rules (without cookies, and never to pages), and exceptions for Ollama's
+port.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DEFAULT_ORIGINS = (
     *(f"{scheme}://{host}:*" for scheme in ("http", "https") for host in HOSTS),
     *(f"{scheme}://*" for scheme in ("app", "file", "tauri", "vscode-webview", "vscode-file")),
 )
-"""Ollama's own defaults: pages of this machine, and desktop programs."""
+"""Ollama's own defaults: pages on this machine and desktop applications."""
 
 
 def is_ollama_port(scope: Scope) -> bool:
@@ -37,8 +38,8 @@ def is_ollama_port(scope: Scope) -> bool:
 
 
 class OllamaGreeting:
-    """Answers `GET /` and `HEAD /` on Ollama's port, where the page would be otherwise. Reveals nothing, so no key is
-    required, as with Ollama."""
+    """Answers `GET /` and `HEAD /` on Ollama's port with the greeting in place of the page. No key is required, as with
+    Ollama, because the answer reveals nothing."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -124,7 +125,7 @@ _HOST = re.compile(r"(\[[0-9a-f]*:[0-9a-f:.]*\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?"
 
 
 class HostGuard:
-    """421 unless `Host` names this server, against DNS rebinding."""
+    """Rejects requests (421) unless `Host` names this server, to prevent DNS rebinding."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
         self._app = app
@@ -143,7 +144,7 @@ class HostGuard:
 
 
 class CrossSiteGuard:
-    """403 for changes by other sites' pages, unless the origin is allowed."""
+    """Rejects changes (403) by pages of other sites, unless their origin is allowed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -164,7 +165,7 @@ class CrossSiteGuard:
             return all(value in ("same-origin", "none") for value in fetch_site)
         origins = header_values(scope, b"origin")
         if not origins:
-            # A program sends neither header; its key decides.
+            # Clients other than browsers send neither header; their key decides.
             return True
         host = header_values(scope, b"host")[0].lower()
         return len(origins) == 1 and _origin_host(origins[0]) == host

@@ -2,9 +2,9 @@
 
 A Python thread cannot do that: code that holds the GIL (a regular expression, a C library) blocks all threads and
 signal handlers. So a child process pings the loop every second over pipes and counts its own wake-ups without a reply.
-While the server is stopped (SIGSTOP, a debugger, a suspended machine) nothing counts.
+While the server is stopped (SIGSTOP, a debugger, a suspended machine), wake-ups are not counted.
 
-This file is also the child's program, started by path: of this project it imports notso.system only, and little else.
+This file is also the child's program, started by path: it imports only notso.system and a few standard modules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MISSED_TICKS = 30
 """Consecutive wake-ups without a reply before the server is ended."""
 DUMP_SIGNAL = signal.SIGUSR2
 DUMP_TICKS = 2  # time to write the tracebacks
-ABORT_TICKS = 5  # time for the process to end: the core file may have gigabytes
+ABORT_TICKS = 5  # time for the process to end: its core file may be gigabytes large
 
 
 class Watchdog:
@@ -133,9 +133,9 @@ def _say(text: bytes) -> None:
 
 
 def _rest(tick_s: float) -> bool:
-    # The server's end of the pipe closes with it.
+    # The server's end of the pipe closes when the server exits.
     poll = select.poll()
-    poll.register(0, 0)  # a hang-up is reported without any event requested
+    poll.register(0, 0)  # hang-ups are reported even if no event is requested
     return not poll.poll(1000 * tick_s)
 
 
@@ -143,7 +143,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
-    )  # supervisors signal the whole group; the server is stopping this process
+    )  # supervisors signal the whole group, but the server stops this process
     os.set_blocking(1, False)
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100 - as above
     watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -19,7 +19,7 @@ LARGE_BYTES = 64 * 1024
 """Larger bodies and prompts are queued; smaller ones take milliseconds and run at once."""
 
 MOST_WAITING = 64
-"""Limit of waiting items. Their bodies count in the body budget, except for small ones, which this bounds."""
+"""Limit of waiting items. Their bodies count in the body budget, except for small ones, which this limits."""
 
 SMALL_THREADS = 4
 """Threads for small work, per queue, so that a blocked thread does not delay other queues."""
@@ -41,7 +41,7 @@ class WorkLine:
 
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for the owner's turn. Raise Problem (429) if the queue is full."""
+        """Wait for the owner's turn. Raises Problem (429) if the queue is full."""
         if not has_room(self._queue.waiting, owner, self._most_waiting):
             raise Problem(429, words["error_line"], retry_after_seconds=RETRY_SECONDS)
         async with self._queue.turn(owner):
@@ -49,7 +49,7 @@ class WorkLine:
 
     async def work(self, work: Callable[[], T]) -> T:
         """Run in the queue's thread, within a turn."""
-        # The C library would keep the freed memory.
+        # Otherwise the C library would keep the freed memory.
         return await self._queue.work(lambda: _then_give_back(work))
 
     async def run(self, work: Callable[[], T], size: int, owner: str) -> T:

@@ -65,14 +65,14 @@ class Downloads:
         self._current: Download | None = None
         self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
-        self._again: Callable[[], None] | None = None  # of a resumption that waits for the stop
+        self._again: Callable[[], None] | None = None  # callback of a resumption that waits for the stop
 
     @property
     def current(self) -> Download | None:
         return self._current
 
     def start(self, file: KnownFile, arrived: Callable[[], None] = lambda: None) -> bool:
-        """Start or resume a download; False while another one runs."""
+        """Start or resume a download. Return False while another one runs."""
         with self._lock:
             # `arrived` runs in the download's thread, before the phase becomes "done".
             if self._current is not None and self._current.active:
@@ -171,14 +171,14 @@ class _Run:
             raise _Stop
 
 
-# The download's end waits this long for a busy loop, so that it is not shown as done before its model is loading.
+# A finished download waits this long for a busy loop, so that it is not shown as done before its model is loading.
 PATIENCE_SECONDS = 10.0
 
 
 def change_over(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
-    """Return a thread-safe callback for the arrival of `file`. Call on the event loop.
+    """Return a thread-safe callback that makes the downloaded `file` the default model. Call on the event loop.
 
-    A default chosen by the user stays, as does the demo if the file cannot be loaded.
+    It replaces only the demo model, and only if the file can be loaded.
     """
     loop = asyncio.get_running_loop()
 

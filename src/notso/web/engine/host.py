@@ -28,8 +28,8 @@ from notso.web.values.fair_queue import WorkerThreads
 EngineState = Literal["unloaded", "loading", "ready", "failed", "stopped"]
 
 BesideSource = Callable[[int], ChatEngine]
-"""Loads beside engines planned to occupy this many bytes. Raises ModelError; OutOfMemoryError if it would not fit as it
-would alone."""
+"""Loads an engine beside others planned to occupy this many bytes. Raises ModelError; OutOfMemoryError if it does not
+fit with the settings that it would have alone."""
 
 
 @dataclass(eq=False, slots=True)
@@ -50,8 +50,8 @@ class ServedModel:
     engine: ChatEngine | None = None
     adapters: tuple[AdapterSource, ...] | None = None  # restored after unloading
     loads: int = 0  # number of loads so far
-    users: int = 0  # requests that hold it loaded
-    leaving: bool = False  # takes no more requests
+    users: int = 0  # requests that keep it loaded
+    leaving: bool = False  # accepts no more requests
     idle_since: float = 0.0
     keep_alive_s: float | None = None  # from the last request, negative: unlimited; None: server's default
     expires: asyncio.TimerHandle | None = None
@@ -84,7 +84,7 @@ class ServedModel:
                     engine.adapters.remove(name)
                 else:
                     engine.adapters.add(wanted[name])
-            # An adapter file that is gone is skipped.
+            # An adapter whose file is missing is skipped.
             except NotsoError as error:
                 logger.warning("adapter %s was not loaded again: %s", name, error)
         return engine
@@ -115,7 +115,7 @@ OTHERS_STAY_SECONDS = 300.0
 class EngineHost:
     """Owns all engines. Use on the event loop, except for the default model's properties.
 
-    A request `take`s its model, which keeps it loaded, and gives it back at its end.
+    A request `take`s its model, which keeps the model loaded, and gives it back when it ends.
     """
 
     # keep_alive_s: idle seconds before unloading, negative: never; None: never for the default model,
@@ -128,7 +128,7 @@ class EngineHost:
         self.submitters = WorkerThreads(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
         self._when_changed: list[Callable[[], None]] = []
         # Loads and unloads run one after another in the order requested. A model is loaded beside others if memory was
-        # planned for that, otherwise after the requests of another one have ended.
+        # planned for that, otherwise after another one has finished its requests and was unloaded.
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
@@ -155,7 +155,7 @@ class EngineHost:
         engine = self.engine
         return engine.stats() if engine is not None else None
 
-    # ---- all of them
+    # ---- all models
 
     def models(self) -> Iterator[ServedModel]:
         return iter(list(self._models.values()))
@@ -185,7 +185,7 @@ class EngineHost:
         return next((each for each in self.models() if each.path == path), None)
 
     def add(self, path: Path, name: str, load: EngineSource, load_beside: BesideSource | None = None) -> ServedModel:
-        """Register the model at a resolved path; requests load it."""
+        """Register the model at a resolved path. The first request loads it."""
         served = self.known(path)
         if served is None:
             served = self._models[str(path)] = ServedModel(str(path), load, load_beside, name, path)
@@ -237,14 +237,14 @@ class EngineHost:
             self._in_turn(lambda: self._load(served))
 
     def try_again(self, key: str | None) -> None:
-        # Its file or free memory may have changed by now.
+        # The file or the free memory may have changed since the failure.
         served = self.model(key)
-        # Except for a default that never loaded: the user decides about that.
+        # A default that never loaded is not retried: the user chooses what to do.
         if served.state == "failed" and (served is not self.default or served.info is not None):
             served.state = "unloaded"
 
     def take(self, key: str | None) -> ServedModel | None:
-        """Hold a model for a request. None while it loads: retry on `when_changed`.
+        """Hold a model for a request. Return None while it loads: retry on `when_changed`.
 
         Raises ModelError if it cannot be loaded.
         """
@@ -308,7 +308,7 @@ class EngineHost:
             thread.join(seconds)
         return not any(thread.is_alive() for thread in self._threads)
 
-    # ---- one thing after another
+    # ---- loading and unloading, one at a time
 
     async def _load(self, served: ServedModel) -> None:
         if served.state != "loading":
@@ -338,7 +338,7 @@ class EngineHost:
         self._tell()
 
     async def _loaded_engine(self, served: ServedModel) -> ChatEngine | None:
-        """Load beside other engines if planned, otherwise after closing some."""
+        # Load beside other engines if memory was planned for that, otherwise after closing some.
         while served.state == "loading":
             others = [each for each in self.loaded() if each is not served]
             if not others:
@@ -353,13 +353,13 @@ class EngineHost:
         return None
 
     async def _close_one(self, others: list[ServedModel], wanted: ServedModel) -> None:
-        """Close the engine idle for longest, or the first that becomes idle."""
+        """Close the engine that has been idle longest, or the first to become idle."""
         while wanted.state == "loading":
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
                 await self._close(min(idle, key=lambda each: (each is self.default, each.idle_since)))
                 return
-            # Meanwhile none of them takes requests.
+            # Until then, none of them accepts requests.
             for each in others:
                 each.leaving = True
             await self._change()
@@ -467,7 +467,7 @@ class EngineHost:
         try:
             cast(asyncio.AbstractEventLoop, self._loop).call_soon_threadsafe(callback)
         except RuntimeError:
-            logger.debug("an engine came after the end")
+            logger.debug("an engine was loaded after shutdown")
             return False
         return True
 

@@ -29,21 +29,19 @@ class LlamaCppMetrics(Collector):
         if stats is None:
             return
         read = stats.prompt_tokens_total - stats.cached_tokens_total
-        yield _llama_cpp_counter("prompt_tokens", "Tokens of prompts that were read.", read)
-        yield _llama_cpp_counter(
-            "prompt_tokens_cached", "Tokens of prompts found in the cache.", stats.cached_tokens_total
-        )
+        yield _llama_cpp_counter("prompt_tokens", "Prompt tokens processed.", read)
+        yield _llama_cpp_counter("prompt_tokens_cached", "Prompt tokens found in the cache.", stats.cached_tokens_total)
         yield _llama_cpp_counter("tokens_predicted", "Generated tokens.", stats.generated_tokens_total)
-        yield _llama_cpp_counter("spec_decode_num_draft_tokens", "Draft tokens.", stats.drafted_tokens_total)
+        yield _llama_cpp_counter("spec_decode_num_draft_tokens", "Draft tokens proposed.", stats.drafted_tokens_total)
         yield _llama_cpp_counter(
             "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted_tokens_total
         )
         yield _llama_cpp_gauge(
-            "prompt_tokens_seconds", "Tokens of prompts read in a second.", stats.prefill_tokens_per_s
+            "prompt_tokens_seconds", "Prompt tokens processed per second.", stats.prefill_tokens_per_s
         )
-        yield _llama_cpp_gauge("predicted_tokens_seconds", "Tokens generated in a second.", stats.decode_tokens_per_s)
+        yield _llama_cpp_gauge("predicted_tokens_seconds", "Tokens generated per second.", stats.decode_tokens_per_s)
         yield _llama_cpp_gauge("requests_processing", "Requests in prefill or decode.", stats.running)
-        yield _llama_cpp_gauge("requests_deferred", "Requests that wait.", stats.waiting)
+        yield _llama_cpp_gauge("requests_deferred", "Requests waiting in the queue.", stats.waiting)
 
 
 def _llama_cpp_gauge(name: str, help: str, value: float) -> Metric:
@@ -75,32 +73,35 @@ class Metrics:
         def seconds(name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"notso_{name}_seconds", help, buckets=buckets, registry=registry)
 
-        self._first_token = seconds("time_to_first_token", "From the request's arrival to the first token.")
+        self._first_token = seconds("time_to_first_token", "Time from the request's arrival to the first token.")
         self._token = seconds(
-            "inter_token_latency", "Time per token after the first, mean of a request.", _TOKEN_SECONDS
+            "inter_token_latency", "Mean time per token of a request, after the first.", _TOKEN_SECONDS
         )
-        self._whole = seconds("e2e_request_latency", "From the request's arrival to its end.")
-        self._queue = seconds("request_queue_time", "Waiting in the engine's queue.")
-        self._prefill = seconds("request_prefill_time", "Prefill.")
-        self._decode = seconds("request_decode_time", "Decode.")
-        self._reasoning = Counter("notso_reasoning_tokens", "Reasoning tokens.", registry=registry)
+        self._whole = seconds("e2e_request_latency", "Time from the request's arrival to its end.")
+        self._queue = seconds("request_queue_time", "Time in the engine's queue.")
+        self._prefill = seconds("request_prefill_time", "Prefill time.")
+        self._decode = seconds("request_decode_time", "Decode time.")
+        self._reasoning = Counter("notso_reasoning_tokens", "Reasoning tokens generated.", registry=registry)
         self._success = Counter(
-            "notso_request_success", "Requests that ended by themselves.", ["finished_reason"], registry=registry
+            "notso_request_success",
+            "Requests that finished uncanceled.",
+            ["finished_reason"],
+            registry=registry,
         )
-        self._cancelled = Counter("notso_request_cancelled", "Requests that were cancelled.", registry=registry)
+        self._cancelled = Counter("notso_request_cancelled", "Requests that were canceled.", registry=registry)
         for reason in ("stop", "length", "tool_calls"):
             self._success.labels(reason)  # export zeros from the start
-        self._http = Counter("notso_http_requests", "Requests.", ["method", "route", "status"], registry=registry)
+        self._http = Counter("notso_http_requests", "HTTP requests.", ["method", "route", "status"], registry=registry)
         self._http_seconds = Histogram(
             "notso_http_request_duration_seconds",
-            "Until the last byte.",
+            "Duration of HTTP requests, up to the last byte.",
             ["route"],
             buckets=_SECONDS,
             registry=registry,
         )
 
     def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """Record the end of an answer. Failed ones (None) are not counted."""
+        """Record the end of an answer. Failed answers (None) are not counted."""
         if usage is None or finish_reason is None:
             return
         if finish_reason == "cancelled":
@@ -121,7 +122,7 @@ class Metrics:
 
     @property
     def mean_generation_seconds(self) -> float:
-        """Mean seconds per answer without queueing; an estimate before the first."""
+        """Mean seconds per answer without queueing; an estimate before the first answer."""
         return self._generation_seconds / self._generations if self._generations else FIRST_ESTIMATE_SECONDS
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -135,7 +136,7 @@ class Metrics:
 
 
 class RequestMetrics:
-    """ASGI layer that counts requests, outside of the layers that reject some."""
+    """ASGI middleware that counts requests, including those that inner middleware rejects."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -167,31 +168,39 @@ class _Now(Collector):
 
     def collect(self) -> Iterator[Metric]:
         info, stats, memory = self._engine.info, self._engine.stats(), process_memory()
-        yield _gauge("model_loaded", "Whether a model can answer.", int(self._engine.state == "ready"))
-        yield _gauge("process_resident_memory_bytes", "Memory with the mapped file's pages.", memory.resident_bytes)
-        yield _gauge("process_held_memory_bytes", "Memory without them, swapped out included.", memory.held_bytes)
+        yield _gauge("model_loaded", "1 if the default model is loaded, else 0.", int(self._engine.state == "ready"))
+        yield _gauge(
+            "process_resident_memory_bytes",
+            "Memory with pages of mapped files.",
+            memory.resident_bytes,
+        )
+        yield _gauge(
+            "process_held_memory_bytes",
+            "Memory without pages of mapped files.",
+            memory.held_bytes,
+        )
         if info is None or stats is None:
             return
-        device = GaugeMetricFamily("notso_device", "1 for what computes: cpu, or a GPU by number.", labels=["device"])
+        device = GaugeMetricFamily("notso_device", "1 for the device in use (cpu or a GPU).", labels=["device"])
         device.add_metric([info.device.partition(" ")[0]], 1)
         yield device
         if info.memory is not None:
-            yield _gauge("memory_planned_bytes", "What was planned for the model.", info.memory.needed_bytes)
+            yield _gauge("memory_planned_bytes", "Memory planned for the model.", info.memory.needed_bytes)
         yield _gauge("num_requests_running", "Requests in prefill or decode.", stats.running)
-        yield _gauge("num_requests_waiting", "Requests that wait.", stats.waiting)
-        yield _gauge("kv_cache_bytes", "Reserved for keys and values.", info.kv_bytes)
+        yield _gauge("num_requests_waiting", "Requests waiting in the queue.", stats.waiting)
+        yield _gauge("kv_cache_bytes", "Memory reserved for keys and values.", info.kv_bytes)
         used = stats.kv_blocks_used / stats.kv_blocks if stats.kv_blocks else 0
-        yield _gauge("kv_cache_usage_perc", "Share of it that running requests hold, 1 is all.", used)
+        yield _gauge("kv_cache_usage_perc", "Fraction of the KV cache held by running requests (1: all).", used)
         computed = stats.prompt_tokens_total
-        yield _counter("prompt_tokens", "Tokens of prompts.", computed)
+        yield _counter("prompt_tokens", "Prompt tokens, including cached ones.", computed)
         yield _counter("generation_tokens", "Generated tokens.", stats.generated_tokens_total)
-        yield _counter("prefix_cache_queries", "Tokens of prompts looked up in the cache.", computed)
-        yield _counter("prefix_cache_hits", "Of those, found.", stats.cached_tokens_total)
-        yield _counter("spec_decode_num_draft_tokens", "Draft tokens.", stats.drafted_tokens_total)
+        yield _counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", computed)
+        yield _counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens_total)
+        yield _counter("spec_decode_num_draft_tokens", "Draft tokens proposed.", stats.drafted_tokens_total)
         yield _counter(
             "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted_tokens_total
         )
-        yield _counter("num_preemptions", "Requests preempted for want of blocks.", stats.preemptions_total)
+        yield _counter("num_preemptions", "Requests preempted for lack of KV cache blocks.", stats.preemptions_total)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

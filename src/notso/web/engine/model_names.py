@@ -16,7 +16,7 @@ from notso.web.values.errors import Problem
 from notso.web.values.wording import ordinal, translated, words
 
 FAMILY = "smollm3"
-"""Fallback name of the default model, unless a file has that name; it claims no size."""
+"""Fallback name of the default model, unless a file has that name. It is independent of the model's size."""
 LATEST = ":latest"
 """Ollama clients' tag for the default version."""
 
@@ -58,14 +58,14 @@ def answering(host: EngineHost, choice: ModelChoice, info: ModelInfo) -> ModelIn
 
 
 def adapters_of(served: ServedModel) -> list[str]:
-    """Return the model's adapters; those it had, if unloaded."""
+    """Return the model's adapters; if it is unloaded, those that it had."""
     if served.engine is not None:
         return list(served.engine.adapters.infos)
     return [source.name for source in served.adapters or ()]
 
 
 async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str | None) -> ModelChoice | None:
-    """Resolve the name of a model, adapter or `model:adapter`; None if unknown."""
+    """Resolve the name of a model, adapter or `model:adapter`. Return None if unknown."""
     # Precedence: default model, its adapters, installed files, family name. An adapter never hides a model.
     if wanted is None:
         return ModelChoice()
@@ -103,7 +103,7 @@ async def _among_files(host: EngineHost, registry: ModelRegistry, name: str) -> 
     adapter = _spelt(last, adapters_of(served)) if served is not None else None
     if served is not None and adapter is not None:
         return ModelChoice(served.key, adapter)
-    for each in host.models():  # by the name in the file's metadata, as while it was the default
+    for each in host.models():  # by the name in the file's metadata, under which a former default was listed
         names = names_of(each.info) if each.info is not None else frozenset()
         if name in names:
             return ModelChoice(each.key)
@@ -114,7 +114,7 @@ async def _among_files(host: EngineHost, registry: ModelRegistry, name: str) -> 
 
 
 def served_file(host: EngineHost, registry: ModelRegistry, installed: Installed) -> ServedModel:
-    """Register an installed file's model; requests load it."""
+    """Register an installed file's model. The first request loads it."""
     path, beside = installed.path, registry.load_beside
     name = "-".join(installed.model.name.lower().split())
     return host.add(
@@ -133,7 +133,7 @@ def other_models(host: EngineHost, registry: ModelRegistry) -> list[Installed]:
 
 
 def _called(name: str, installed: Iterable[Installed]) -> Installed | None:
-    # Full names match before names without tag.
+    # Full names match before names without a tag.
     listed = list(installed)
     for each in listed:
         if name in listed_names(each) or name == each.key:
@@ -170,7 +170,7 @@ class ModelFacts:
 
 
 def model_facts(engine: EngineHost) -> ModelFacts | None:
-    """Return the default model's facts; None while not loaded."""
+    """Return the default model's facts, or None while it is not loaded."""
     info, stats = engine.info, engine.stats()
     if info is None or stats is None:
         return None
@@ -178,7 +178,7 @@ def model_facts(engine: EngineHost) -> ModelFacts | None:
 
 
 async def chosen_model(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
-    """Resolve a chat's model. Raise Problem if unknown or not loadable."""
+    """Resolve a chat's model. Raises Problem if unknown or not loadable."""
     choice = DEFAULT_MODEL
     if name is not None:
         await host.settled()

@@ -1,5 +1,5 @@
-"""Model files on this machine, identified by keys from which no path can be built, and adapter files, confined to the
-operator's folder by path checks.
+"""Model files on this machine, identified by keys that contain no path, and adapter files, which path checks confine
+to the operator's folder.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def name_of(path: Path) -> str:
 
 
 def within(folder: Path, name: str) -> Path | None:
-    """Resolve a path within the folder; None if it leads outside, also through links."""
+    """Resolve a path within the folder. Return None if it leads outside, also through links."""
     try:
         root, path = folder.resolve(), (folder / name).resolve()
     except (OSError, ValueError):
@@ -67,8 +67,8 @@ ModelLoader = Callable[[Path | None], ChatEngine]
 """Loads a model file, or the demo for None. Blocks; raises ModelError."""
 
 BesideLoader = Callable[[Path | None, int], ChatEngine]
-"""Loads beside engines planned to occupy this many bytes. Raises OutOfMemoryError if it would not fit as it would
-alone."""
+"""Loads an engine beside others planned to occupy this many bytes. Raises OutOfMemoryError if it does not fit with the
+settings that it would have alone."""
 
 FileCheck = Callable[[Path | None], None]
 """Checks a file's headers. Raises NotsoError if the model cannot run."""
@@ -79,7 +79,7 @@ class ModelRegistry:
     load: ModelLoader
     folder: Path | None = None  # of the initial model, if given by path
     load_beside: BesideLoader | None = None  # None: one model at a time
-    check: FileCheck | None = None  # rejects a file before others are closed for it
+    check: FileCheck | None = None  # rejects a file before other models are unloaded for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,10 +116,10 @@ class Adapters(Protocol):
     def infos(self) -> Mapping[str, AdapterInfo]: ...
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        """Load an adapter. Raise NotsoError if the name is taken or the file unusable."""
+        """Load an adapter. Raises NotsoError if the name is taken or the file unusable."""
 
     def remove(self, name: str) -> None:
-        """Unload an adapter. Raise InvalidRequestError if unknown."""
+        """Unload an adapter. Raises InvalidRequestError if unknown."""
 
 
 class ChatEngine(Protocol):
@@ -134,7 +134,7 @@ class ChatEngine(Protocol):
     def submit(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
-        """Queue a request. Raise ModelError if it does not fit, or if full or closed."""
+        """Queue a request. Raises ModelError if it does not fit, the queue is full, or the engine is closed."""
 
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
@@ -169,23 +169,23 @@ class ChatEngine(Protocol):
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Return the receipt of a written answer: `params` has its seed, `options` its tokens as `replay`.
+        """Return the receipt of an answer, given its seed (in `params`) and tokens (`options.replay`).
 
-        Raise like `submit`.
+        Raises like `submit`.
         """
 
     def stats(self) -> EngineStats: ...
 
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
-        """Delete a conversation's cache, in memory and on disk; all without arguments."""
+        """Delete a conversation's cache, in memory and on disk; without arguments, the whole cache."""
 
     def forget_reading(self, name: str, *, scope: str | None = None) -> None:
-        """Delete a pinned reading of a scope (see FixedPrefix), in memory and on disk."""
+        """Delete the cache of a pinned prefix (see FixedPrefix), in memory and on disk."""
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call from an engine thread after a GPU failure.
+        """Call `callback` from an engine thread after a GPU failure.
 
-        Running answers have ended with an error by then; reloading helps.
+        By then, running answers have ended with an error. The engine must be loaded again.
         """
 
     def close(self) -> None: ...
@@ -202,4 +202,4 @@ class ReturningSource(Protocol):
     def __call__(self) -> ChatEngine: ...
 
     def when_back(self, callback: Callable[[], object]) -> None:
-        """Call once, from any thread, when a retry may succeed."""
+        """Call `callback` once, from any thread, when a retry may succeed."""

@@ -39,10 +39,10 @@ class Quotas(Protocol):
     def has_quota(self, owner: str) -> bool: ...
 
     async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
-        """Reserve the requests' maximum use. Raise QuotaError or StorageError."""
+        """Reserve the requests' maximum use. Raises QuotaError or StorageError."""
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
-        """Return whether this prompt and one answer token fit."""
+        """Return whether this prompt and one answer token fit in the quota."""
 
     def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None: ...
 
@@ -83,7 +83,7 @@ class Submissions:
 
 
 def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
-    """Return the maximum use. Raise ModelError. Blocks."""
+    """Return the maximum tokens of a submission. Raises ModelError. Blocks."""
     prompt, options = submission.prompt, submission.options
     context = engine.info.context_of(options)
     if isinstance(prompt, str):
@@ -218,7 +218,7 @@ class RunningRequest:
             generation.subscribe(self._notify)
 
     async def reserve(self, engine: ChatEngine, ask: Ask, off_loop: OffLoop | None = None) -> Ask:
-        """Reserve quota for `ask` until `close`; return it limited to the reservation.
+        """Reserve quota for `ask` until `close`; return `ask`, limited to the reservation.
 
         Idempotent for equal `ask`. Raises QuotaError, StorageError or ModelError.
         """
@@ -250,7 +250,7 @@ class RunningRequest:
     async def events(
         self, *, pace_s: float = 0.0, silence_s: float | None = None
     ) -> AsyncIterator[tuple[int, list[Event]]]:
-        """Yield (choice number, next events) until the end; no events after `silence_s` of silence.
+        """Yield (choice number, next events) until the end, and an empty list after `silence_s` of silence.
 
         Events are batched at `pace_s`. Any number of readers may follow independently.
         """
@@ -357,7 +357,7 @@ class RunningRequest:
                 if self._among.quotas is not None:
                     held = self._reserved[number] if number < len(self._reserved) else None
                     self._among.quotas.ended(self.owner, usage, held)
-                # In the context in which the request was opened or adopted.
+                # Run in the context in which the request was opened or adopted.
                 for told in self._among.at_end:
                     self._context.run(told, self.owner, usage)
                 if reason is not None and self._on_end is not None:
@@ -409,7 +409,7 @@ class RunningRequests:
     def admit(
         self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None
     ) -> RunningRequest | None:
-        """Admit a request; None if the owner's share of the queue is full."""
+        """Admit a request. Return None if the owner's share of the queue is full."""
         if not has_room(self._waiting, owner, self._most_waiting):
             return None
         return self.open(owner, name, choices=choices, on_end=on_end)
@@ -419,7 +419,7 @@ class RunningRequests:
     ) -> RunningRequest:
         """Open a request without the admission check.
 
-        `counts`: it counts as waiting; False for background work.
+        `counts`: whether the request counts as waiting; False for background work.
         """
         request = RunningRequest(self, name, owner, choices, on_end)
         self._open[request] = counts
@@ -456,11 +456,11 @@ class RunningRequests:
 class Prepared:
     engine: ChatEngine
     request: Request
-    begin: Callable[[], Generation]  # submits it, once
+    begin: Callable[[], Generation]  # submits the request, once
 
 
 def prepare(engine: ChatEngine, request: Request) -> Prepared:
-    """Render the prompt. Raise ModelError. Blocks."""
+    """Render the prompt. Raises ModelError. Blocks."""
     return Prepared(engine, request, engine.prepare(request.messages, request.params, request.options))
 
 

@@ -1,1 +1,1 @@
-"""Several servers over one database: messages between them, and answers followed across replicas."""
+"""Replicas, servers that share a database: messages between them, and answers followed across them."""

@@ -1,6 +1,6 @@
-"""Communication between replicas (servers over one database). All messages are short-lived and may be lost.
+"""Communication between replicas (servers that share a database). Messages are short-lived and may be lost.
 
-`Alone`, the default, is for a single server.
+`Alone`, the default, serves a single server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Body = Mapping[str, Any]
 """A JSON object."""
 Heard = Callable[[Body], None]
 Take = Callable[[Body], bool]
-"""Applies changes to a copy. Returns False if earlier ones are missing, which requests everything again."""
+"""Applies changes to a copy. Returns False if earlier ones are missing; all changes are then sent again."""
 
 
 class GrowingLog(Protocol):
@@ -29,13 +29,13 @@ class GrowingLog(Protocol):
     def finished(self) -> bool: ...
 
     def changes(self, after: int) -> Body:
-        """Return the changes after a number; -1 for all."""
+        """Return the changes after number `after`; -1: all."""
 
 
 class Exchange(Protocol):
     """Message exchange. Use on the event loop.
 
-    Only `claim` and stored values wait for another machine.
+    Only `claim`, `is_held` and stored values wait for another machine.
     """
 
     @property
@@ -46,7 +46,7 @@ class Exchange(Protocol):
         """Whether the last attempt to reach the others failed."""
 
     def tell(self, kind: str, **body: Any) -> None:
-        """Send to all others, now or once reachable. The oldest of too many are dropped."""
+        """Send a message to all other replicas once they are reachable. If too many wait, the oldest are dropped."""
 
     def hear(self, kind: str, heard: Heard) -> None:
         """Subscribe to messages of a kind."""
@@ -61,15 +61,15 @@ class Exchange(Protocol):
         """Receive a published log's changes from the start while the context is open."""
 
     async def claim(self, name: str, holder: str) -> str:
-        """Hold a name until `release` or the end of this replica.
+        """Claim a name until `release` or the end of this replica.
 
-        Returns '' or the present holder. If the others are unreachable, the name is held locally.
+        Returns '' or the current holder. If the others are unreachable, the claim is only local.
         """
 
     def release(self, name: str) -> None: ...
 
     async def is_held(self, name: str) -> bool:
-        """Whether a live replica holds the name; True if unknown."""
+        """Return whether a running replica holds the name; True if unknown."""
 
     async def remember(self, name: str, value: str, seconds: float) -> None:
         """Store a value for all replicas, if reachable."""

@@ -13,7 +13,7 @@ DEFAULT_PORT = 6379
 
 
 def exchange_at(url: str | None) -> Exchange:
-    """Return the exchange; `Alone` for None. Raise SettingsError if the extra is missing or the URL invalid."""
+    """Return the exchange; `Alone` for None. Raises SettingsError if the extra is missing or the URL invalid."""
     if url is None:
         return Alone()
     try:
@@ -23,11 +23,11 @@ def exchange_at(url: str | None) -> Exchange:
     try:
         return ValkeyExchange(_with_port(url))
     except (ValueError, TypeError) as error:
-        raise SettingsError(f"valkey_url is not a server address: {error}", setting="valkey_url") from error
+        raise SettingsError(f"valkey_url is not a server URL: {error}", setting="valkey_url") from error
 
 
 def counters_at(url: str | None) -> Counters:
-    """Return the request counters. Raise SettingsError."""
+    """Return the request counters. Raises SettingsError."""
     if url is None:
         return OwnCounters()
     try:
@@ -38,7 +38,7 @@ def counters_at(url: str | None) -> Counters:
 
 
 def _with_port(url: str) -> str:
-    # Not every library knows Valkey's default port.
+    # Not every client library knows Valkey's default port.
     parts = urlsplit(url)
     if parts.scheme == "unix" or not parts.hostname or parts.port is not None:
         return url

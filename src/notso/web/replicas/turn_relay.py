@@ -1,4 +1,4 @@
-"""Turns over several replicas: publishes local logs, copies remote ones for readers, and forwards user actions."""
+"""Turns on several replicas: publishes local logs, copies remote ones for readers, and forwards user actions."""
 
 from __future__ import annotations
 
@@ -44,10 +44,7 @@ class _Copy:
 
 
 class TurnRelay:
-    """Connects turns with other replicas. Use on the event loop.
-
-    It does nothing without other replicas.
-    """
+    """Connects turns with other replicas, if there are any. Use on the event loop."""
 
     def __init__(self, exchange: Exchange, turns: Turns, feed: Feed, store: ChatStore) -> None:
         self._exchange = exchange
@@ -97,7 +94,7 @@ class TurnRelay:
         return True
 
     def _do(self, body: Body) -> None:
-        # Another replica's user action. If the turn does not run here, it is ignored.
+        # A user action received by another replica; ignored if the turn does not run here.
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
             self._turns.stop_chat_here(more[0], name)
@@ -109,7 +106,7 @@ class TurnRelay:
             elif method == "permit" and more[1] in PERMISSIONS:
                 self._turns.permit(name, more[0], cast(Permission, more[1]))
             elif method == "reply":
-                with contextlib.suppress(Problem):  # the question stays
+                with contextlib.suppress(Problem):  # the question remains open
                     self._turns.reply(name, more[0], more[1])
 
     def _look(self, generation_id: str) -> None:
@@ -122,7 +119,7 @@ class TurnRelay:
             copy.look.set()
 
     async def _keep(self, copy: _Copy) -> None:
-        # Until the copy is unread for a while, or its replica or the database reports the end.
+        # Runs until the copy has been unread for a while, or its replica or the database reports the end.
         unread_s = 0.0
         try:
             with self._exchange.following(copy.generation_id, copy.take):

@@ -1,11 +1,11 @@
-"""Exchange over a Valkey server: one stream read by all replicas, and one per published log.
+"""Exchange over a Valkey server: one stream that all replicas read, and one per published log.
 
-Two connections are used: one sends everything pending, one round trip at a time; the other reads all streams of
-interest. While the server is unreachable, messages wait; once it is back, logs are sent whole and replicas learn that
-messages may have been missed. The server may lose all its data.
+One connection sends everything pending, in one round trip at a time; the other reads all streams of interest. While the
+server is unreachable, messages wait; once it is back, whole logs are sent and replicas are notified that they may have
+missed messages. The server may lose all its data.
 
 `ValkeyCounters` counts requests per address over all replicas, with the scripts of the `limits` library. While the
-server is unreachable, each replica counts for itself, so up to `replicas` times the limit gets through.
+server is unreachable, each replica counts separately, so that N replicas admit up to N times the limit.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ SEND_SECONDS = 0.05
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
 MOST_TOLD = 10_000
-"""Limit of broadcast messages on the server, and of those waiting for it."""
+"""Limit of broadcast messages on the server, and of those waiting to be sent."""
 MOST_FINISHED = 256
 KEEP_SECONDS = 900
 KEEP_FINISHED_SECONDS = 300
 CLAIM_SECONDS = 6
 RENEW_SECONDS = 2.0
 WHOLE_BYTES = 65_536
-"""A log's changes are sent one by one until they exceed four times the whole log plus this; then the log is sent whole
-and replaces them."""
+"""A log's changes are sent one by one until they exceed four times the whole log plus this size; then the whole log
+replaces them."""
 
 Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
@@ -127,7 +127,7 @@ class ValkeyExchange:
     def following(self, name: str, take: Take) -> Iterator[None]:
         key, copy = f"notso:log:{name}", _Copy(take)
         self._copies.setdefault(key, []).append(copy)
-        self._ring = True  # the reading connection is blocked and must include another stream
+        self._ring = True  # wakes the blocked reading connection, which must include another stream
         self._work.set()
         try:
             yield
@@ -179,7 +179,7 @@ class ValkeyExchange:
 
     async def close(self) -> None:
         pending = set(self._tasks)
-        while pending:  # the client uses asyncio.wait_for, which may lose a cancellation in Python 3.11
+        while pending:  # repeated: the client uses asyncio.wait_for, which may lose a cancellation in Python 3.11
             for task in pending:
                 task.cancel()
             done, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
@@ -261,7 +261,7 @@ class ValkeyExchange:
                 del self._published[name]
 
     def _drop_old(self) -> None:
-        # Bounds finished logs that could not be sent; their readers use the database.
+        # Limit the finished logs that could not be sent; their readers use the database.
         finished = [name for name, each in self._published.items() if each.log.finished]
         for name in finished[: max(0, len(finished) - MOST_FINISHED)]:
             del self._published[name]
@@ -351,18 +351,18 @@ def _bodies(entries: list[Entry]) -> Iterator[Body]:
 
 
 def _safely(act: Callable[[Body], bool | None], body: Body) -> bool:
-    # A failure counts as applied, as it would repeat; it must not end the reading.
+    # A failing message counts as applied, because it would fail again, and must not stop the reader.
     try:
         return act(body) is not False
     except Exception:
-        logger.exception("an invalid message from another replica")
+        logger.exception("another replica sent an invalid message")
         return True
 
 
 T = TypeVar("T")
 
 COUNTER_ANSWER_SECONDS = 1.0
-"""A request waits at most this long for being counted."""
+"""Maximum time that counting delays a request."""
 MOST_CONNECTIONS = 4
 COUNTER_RETRY_SECONDS = 1.0
 
@@ -405,7 +405,10 @@ class ValkeyCounters:
                 answer = await ask(self._limiter)
             except (ValkeyError, OSError, TimeoutError) as error:
                 if not self._away:
-                    logger.warning("requests are counted by this replica only: %s", error or type(error).__name__)
+                    logger.warning(
+                        "requests are counted per replica: %s",
+                        error or type(error).__name__,
+                    )
                 self._away, self._away_until = True, self._clock() + COUNTER_RETRY_SECONDS
             else:
                 self._away = False

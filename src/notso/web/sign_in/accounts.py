@@ -24,15 +24,15 @@ from notso.web.values.wording import number, words
 
 FLUSH_SECONDS = 5.0
 PATIENCE_SECONDS = 10.0
-"""A request waits this long for reservations of other requests to be released."""
+"""Maximum wait of a request for reservations of other requests to be released."""
 LOOK_SECONDS = 0.5
 """Polling interval for reservations released by other servers."""
 RETRY_SECONDS = 5
 RENEW_SECONDS = 20.0
 MAX_PENDING = 10_000
-"""Limit of unwritten (day, owner) entries; if the store fails for long, further usage is not counted."""
+"""Limit of unwritten (day, owner) entries; if the store fails for longer, further usage is not counted."""
 AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
-"""Interval within which an owner's repeated action is counted and then written as one entry."""
+"""Intervals in which repetitions of an owner's action are counted, to be written as one entry."""
 KEY_REQUESTS = "requests of keys"
 ASKING = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
 """Last path segments of page requests that use the model."""
@@ -40,20 +40,20 @@ _log = logging.getLogger("notso.web.access")
 
 
 class Accounts:
-    """Accounts usage against quotas.
+    """Accounts for usage and enforces quotas.
 
-    Usage is written every few seconds. The maximum use of a request with quota is reserved in the store before it
-    starts, and settled in one transaction, so that no quota is exceeded even over several servers.
+    Usage is written every few seconds. The maximum use of a request with a quota is reserved in the store before it
+    starts, and settled in one transaction, so that even several servers cannot exceed a quota.
     """
 
-    # counters: of key requests, shared between servers if configured. clock: seconds since 1970.
+    # counters: count requests per key, shared between servers if configured. clock: seconds since 1970.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
         self.store = store
         self._counters = counters
         self._clock = clock
         self._pending: dict[tuple[date, str], Used] = {}
         self._quotas: dict[str, Quota] = {}
-        self._turns: dict[str, asyncio.Lock] = {}  # requests of an owner waiting for reservations, in order
+        self._turns: dict[str, asyncio.Lock] = {}  # an owner's requests wait for reservations in order
         self._reserved: dict[str, Reservation] = {}
         self._ended: dict[str, Reservation] = {}
         self._renewed = 0.0
@@ -86,7 +86,7 @@ class Accounts:
         return owner in self._quotas
 
     async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
-        """Reserve the requests' maximum use, waiting for other reservations. Raise QuotaError or StorageError."""
+        """Reserve the requests' maximum use, waiting for other reservations. Raises QuotaError or StorageError."""
         turn, clock = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_SECONDS
         try:
@@ -112,7 +112,7 @@ class Accounts:
         return reserved
 
     async def _try(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation] | None:
-        # Raise QuotaError if it would not suffice anyway.
+        # Raises QuotaError if the quota would not suffice even without other reservations.
         quota, day = self._quotas[owner], self.today()
         asked = asyncio.ensure_future(self.store.reserve(day, owner, quota, wanted))
         try:
@@ -169,7 +169,7 @@ class Accounts:
             try:
                 await self.store.add_usage(rows, list(ended.values()))
             except (StorageError, RuntimeError) as error:  # RuntimeError: no thread could be started
-                _log.warning("usage cannot be written yet: %s", error)
+                _log.warning("usage cannot be written and is kept for now: %s", error)
                 for key, used in taken.items():
                     self._pending[key] = self._pending.get(key, Used()) + used
                 self._ended |= ended
@@ -201,20 +201,20 @@ class Accounts:
     async def close(self) -> None:
         self._closing = True
         self._due.set()
-        if self._task is not None:  # not canceled: what it is writing would be lost
+        if self._task is not None:  # not canceled, because what it is writing would be lost
             await asyncio.wait({self._task})
         await self._write_audit(all_of_it=True)
         await self.flush()
         await self.store.close()
 
     async def used_today(self, owner: str) -> Used:
-        """Return today's use, unwritten included. Raise StorageError."""
+        """Return today's use, including unwritten use. Raises StorageError."""
         async with self._writing:
             day = self.today()
             return await self.store.used_on(day, owner) + self._pending.get((day, owner), Used())
 
     async def __call__(self, request: Request, caller: Caller) -> None:
-        """Check a key's limits and record audited actions. Raise Problem (429) or StorageError."""
+        """Check a key's limits and record audited actions. Raises Problem (429) or StorageError."""
         if caller.tokens_per_day or caller.requests_per_day:
             self._quotas[caller.owner] = Quota(caller.requests_per_day, caller.tokens_per_day)
         if action := mark_of(request.scope["route"]).audit:
@@ -243,8 +243,8 @@ class Accounts:
 
     async def audit(self, owner: str, action: str, request: Request, *, by_operator: bool = False) -> None:
         """Record an action in the audit log. Failures are only logged."""
-        # Operators' actions are always written, in a log that other users cannot fill. Repeated actions of an owner are
-        # counted. Unauthenticated requests cause no write of their own.
+        # Operators' actions are always written, to a log that other users cannot fill. Repeated actions of an owner are
+        # counted. Unauthenticated requests do not cause a write each.
         address = request.client.host if request.client else ""
         entry = AuditEntry(int(1000 * self._clock()), owner, action, address, by_operator=by_operator)
         if not by_operator:

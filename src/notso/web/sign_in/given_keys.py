@@ -1,4 +1,4 @@
-"""API keys issued by an operator: shown once, stored as a hash; with synchronous management for the command line."""
+"""API keys issued by an operator, shown once and stored as a hash, and their management on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notso.web.store.access import AccessStore, ApiKey, AuditEntry
 from notso.web.values.errors import SettingsError, StorageError
 
 SECRET_BYTES = 32
-"""Enough entropy that a fast hash is safe; a slow one would be paid on every request."""
+"""Enough entropy for a fast hash to be safe; a slow hash would delay every request."""
 MAX_NAME_CHARACTERS = 64
 KNOWN_SECONDS = 60.0
 """Cache lifetime of keys, used only while the store fails."""
@@ -68,7 +68,7 @@ class GivenKeys:
         self._known: dict[bytes | str, tuple[Caller, float]] = {}
 
     async def by_token(self, token: str) -> Caller | None:
-        """Return the caller of a valid key. Raise StorageError."""
+        """Return the caller of a valid key. Raises StorageError."""
         digest = digest_of(token)
         return await self._found(digest, self._store.key_of(digest))
 
@@ -103,7 +103,7 @@ T = TypeVar("T")
 
 
 class KeyBook:
-    """Manages keys in a store that `make` opens for each call. Methods raise StorageError."""
+    """Manages keys, synchronously, in a store that `make` creates for each call. Methods raise StorageError."""
 
     def __init__(self, make: Callable[[], AccessStore], by: str = "command line") -> None:
         self._make = make
@@ -121,9 +121,9 @@ class KeyBook:
         tokens_per_day: int = 0,
         is_operator: bool = False,
     ) -> tuple[str, ApiKey]:
-        """Create a key; return its secret and record. Raise SettingsError for an invalid or taken name."""
+        """Create a key; return its secret and record. Raises SettingsError for an invalid or taken name."""
         if not is_name(name):
-            raise SettingsError("a key's name must have 1 to 64 characters on one line", setting="name")
+            raise SettingsError("a key's name must be one line of 1 to 64 characters", setting="name")
         secret, key = new_key(
             name,
             requests_per_minute=requests_per_minute,
@@ -143,7 +143,7 @@ class KeyBook:
         return secret, key
 
     def revoke(self, name: str) -> ApiKey:
-        """Revoke a key at once. Raise SettingsError if no valid key has that name."""
+        """Revoke a key at once. Raises SettingsError if no valid key has that name."""
 
         async def revoke(store: AccessStore) -> ApiKey | None:
             key = await store.revoke_key(name, _now_ms())

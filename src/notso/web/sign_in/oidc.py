@@ -1,6 +1,6 @@
 """Sign-in with OpenID Connect: authorization code flow with PKCE, state and nonce, using Authlib and joserfc.
 
-Both come with the extra `oidc`; only this module imports them, and it is loaded only if a provider is configured.
+Both are installed by the extra `oidc`. Only this module imports them, and it is loaded only for a configured provider.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SECONDS = 10.0
 MAX_ANSWER_BYTES = 1 << 20
 FLOW_SECONDS = 600.0
 MAX_ENDED = 10_000
-"""Limit of remembered finished sign-ins, to reject replays; the oldest are dropped."""
+"""Limit of finished sign-ins that are remembered to reject replays; the oldest are dropped."""
 KEYS_SECONDS = 3600.0
 KEYS_AGAIN_SECONDS = 10.0
-"""Minimum age before the keys are fetched again for an unknown key."""
+"""Minimum age of the provider's keys before an unknown key causes another fetch."""
 LEEWAY_SECONDS = 60
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Asymmetric signatures only: never `none` or a shared secret."""
@@ -49,10 +49,10 @@ class OidcProvider:
         self._settings = settings
         self._secret = settings.secret()
         self._operators = operators
-        # Whether browsers use https, independent of a proxy in front.
+        # Whether browsers use https, regardless of a proxy in between.
         self.is_https = settings.public_url.lower().startswith("https:")
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
-        self._trusted = httpx2.create_ssl_context(trust_env=False)  # created once, as loading is slow
+        self._trusted = httpx2.create_ssl_context(trust_env=False)  # created once, because loading is slow
         self._own = secrets.token_bytes(32)
         self._ended: dict[str, None] = {}
         self._facts: dict[str, Any] = {}
@@ -61,7 +61,7 @@ class OidcProvider:
         self._asking = asyncio.Lock()
 
     async def begin(self, browser: str) -> str:
-        """Return the URL to send a browser to. Raise SignInError.
+        """Return the URL to send a browser to. Raises SignInError.
 
         `browser` is the value of the cookie that identifies it on return.
         """
@@ -81,7 +81,7 @@ class OidcProvider:
         return address
 
     async def finish(self, browser: str, state: str, code: str) -> Caller:
-        """Complete a sign-in and return the caller. Raise SignInError."""
+        """Complete a sign-in and return the caller. Raises SignInError."""
         began, _, proof = state.partition(".")
         if not browser or not secrets.compare_digest(proof.encode(), self._made("state", browser, began).encode()):
             raise SignInError("this sign-in was not started here")
@@ -97,14 +97,14 @@ class OidcProvider:
                 token = await client.fetch_token(
                     facts["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=verifier
                 )
-        except Exception as error:  # any library's: the provider is unreachable or rejects the code
+        except Exception as error:  # of any library: the provider is unreachable or rejects the code
             raise SignInError(f"the provider rejected the code ({type(error).__name__})") from None
         claims = await self._claims(str(token.get("id_token", "")), self._made("nonce", browser, began))
         return self._caller(claims)
 
     def _made(self, what: str, browser: str, began: str) -> str:
-        # State, nonce and verifier (64 characters each) are derived from the browser's cookie and a secret. Nothing is
-        # stored for a started sign-in, so that starting thousands does not displace others.
+        # State, nonce and verifier (64 characters each) are derived from the browser's cookie and a secret, so that
+        # sign-ins in progress, of which anyone can start thousands, are not stored.
         return hmac.new(self._own, f"{what} {began} {browser}".encode(), hashlib.sha256).hexdigest()
 
     async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class OidcProvider:
         except (JoseError, ValueError, TypeError) as error:
             raise SignInError(f"the provider's token is invalid ({type(error).__name__})") from None
         if isinstance(audience, list) and len(audience) > 1 and claims.get("azp") != self._settings.client_id:
-            raise SignInError("the provider's token is for another program")
+            raise SignInError("the provider's token is for another application")
         return claims
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
@@ -140,7 +140,7 @@ class OidcProvider:
             raise SignInError(f"the provider's token has no {self._settings.claim} claim to identify users")
         verified = claims.get("email_verified", self._settings.assume_email_verified)
         if self._settings.claim == "email" and verified not in (True, "true"):
-            raise SignInError("the provider has not verified that address")
+            raise SignInError("the provider has not verified that email address")
         if not self._settings.allows(name):
             raise SignInError("you are not allowed to use this server; ask its operator")
         return Caller(f"oidc:{name}", name, name in self._operators)
@@ -151,10 +151,10 @@ class OidcProvider:
                 issuer = self._settings.issuer.rstrip("/")
                 facts = await self._fetched(f"{issuer}/.well-known/openid-configuration")
                 if str(facts.get("issuer", "")).rstrip("/") != issuer:
-                    raise SignInError("the provider is not the issuer that was configured")
+                    raise SignInError("the provider is not the configured issuer")
                 needed = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
                 if not all(_is_near_or_https(facts.get(name)) for name in needed):
-                    raise SignInError("the provider's configuration lacks an https address")
+                    raise SignInError("the provider's configuration lacks an https URL")
                 self._facts = facts
             return self._facts
 

@@ -1,4 +1,4 @@
-"""Users by name: members of projects, and removal of a user with everything that is stored."""
+"""Users by name: members of projects, and removal of a user with all stored data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner with a valid key of that name, or else the one that signs in by it; None if there is neither."""
+    """Return the owner of a valid key with that name, else the owner that signs in with that name, else None."""
     keys = await store.keys() if store is not None else []
     key = next((each for each in keys if each.name == name and not each.revoked_ms), None)
     if key is not None:
@@ -29,37 +29,37 @@ async def owner_named(settings: Settings, store: AccessStore | None, name: str) 
 
 
 async def user_named(access: AccessStore | None, name: str) -> str:
-    """Return the owner that belongs to the name or id of a key, revoked or not, or is named as `method:name`.
+    """Return the owner of a (possibly revoked) key by its name or id, or the owner named `method:name`.
 
-    Raises SettingsError if there is none, or several.
+    Raises SettingsError if there is none or several.
     """
     keys = await access.keys() if access is not None else []
     found = [owner_of_key(each.id) for each in keys if name in (each.name, each.id, owner_of_key(each.id))]
     if len(found) > 1:
         ids = ", ".join(each.removeprefix(KEY_OWNER) for each in found)
-        raise SettingsError(f"{len(found)} keys are named {name}: name one by its id: {ids}", setting="name")
+        raise SettingsError(f"{len(found)} keys are named {name}: use an id: {ids}", setting="name")
     if found:
         return found[0]
     method, colon, rest = name.partition(":")
     if not colon or not method or not rest or method == KEY_OWNER.rstrip(":"):
         raise SettingsError(
-            f"there is no key named {name}; a user without a key is named as in the usage table, such as proxy:{name}",
+            f"there is no key named {name}; for a user without a key, use the name in the usage table: proxy:{name}",
             setting="name",
         )
     return name
 
 
 async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, by: str) -> None:
-    """Delete a user's key, usage, and everything stored for the user, for good. Raises StorageError.
+    """Permanently delete a user's key, usage and stored data. Raises StorageError.
 
-    It can be repeated after a failure. `by` is named in the audit log.
+    Can be repeated after a failure. `by` appears in the audit log.
     """
     if access is not None:  # first, so that nothing new arrives
         await access.remove_owner(owner)
     await store.remove_owner(owner)
     if access is not None:
-        await access.remove_owner(owner)  # what was counted meanwhile
-        # The name of a removed user is not written again.
+        await access.remove_owner(owner)  # deletes what was counted meanwhile
+        # The audit log does not name the removed user.
         shown = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
         now_ms = time.time_ns() // 1_000_000
         await access.add_audit(AuditEntry(now_ms, by, f"removed {shown} with all data", by_operator=True))

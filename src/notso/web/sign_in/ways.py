@@ -35,14 +35,14 @@ _NAME = re.compile(r"[\w.@+-]{1,128}")
 
 
 class PluginSignIn:
-    """Sign-in by a plugin. No caller is identified while the plugin is off.
+    """Sign-in by a plugin. Identifies no caller while the plugin is disabled.
 
     Raises SettingsError if the plugin has the name of another method.
     """
 
     def __init__(self, process: PluginProcess) -> None:
         if process.name in OTHER_WAYS:
-            message = f"a plugin named {process.name} cannot sign users in: {process.name} is another method"
+            message = f"a plugin named {process.name} cannot sign in users, because another method has that name"
             raise SettingsError(message, setting="sign_in_plugin")
         self._process = process
 
@@ -71,7 +71,7 @@ class ProxyHeader:
 
     async def __call__(self, request: Request) -> Caller | None:
         """Return the caller if a trusted proxy sent exactly one valid name."""
-        # Names with invisible characters are rejected: one could look like an operator's name.
+        # Names with invisible characters are rejected, because they could look like an operator's name.
         names = request.headers.getlist(self._header)
         if len(names) != 1 or not self._is_trusted(peer_of(request)):
             return None
@@ -95,7 +95,7 @@ class ProxyHeader:
 @dataclass(frozen=True, slots=True)
 class SignInWays:
     ring: KeyRing
-    accounts: Accounts | None  # None for a single user, nothing is counted
+    accounts: Accounts | None  # None for a single user
     oidc: OidcProvider | None
 
 
@@ -130,7 +130,7 @@ def sign_in_ways(
 
 
 def plugin_with_role(plugins: Plugins, name: str, setting: str) -> PluginProcess:
-    """Return an enabled plugin. Raise SettingsError otherwise."""
+    """Return an enabled plugin. Raises SettingsError otherwise."""
     process = plugins.find(name)
     if process is None:
         message = f"the plugin {name} has a role but is not enabled: add --plugin {name}"

@@ -1,4 +1,4 @@
-"""The trace of an answer: what each engine request was given and drew, so that another engine can go on with it."""
+"""Trace of an answer: the parameters and token ids of each engine request (run), for another engine to continue it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notso.web.turns.prompt import next_request
 
 
 def traced(request: Request, generation_id: str | None) -> Request:
-    """Return a request with a seed of its generation, which reports its token ids."""
+    """Return the request with reporting of token ids and, if it has no seed, one derived from its generation's id."""
     seed = request.params.seed
     if seed is None:
         seed = int.from_bytes(hashlib.sha256((generation_id or "").encode()).digest()[:8]) >> 1
@@ -21,22 +21,22 @@ def traced(request: Request, generation_id: str | None) -> Request:
 
 
 def at_start_of(run: AnswerRun, message: StoredMessage) -> StoredMessage:
-    """Return an answer as it was when a run began."""
+    """Return the answer as it was when `run` began."""
     content, reasoning = message.content[: run.content_at], message.reasoning[: run.reasoning_at]
     return replace(message, content=content, reasoning=reasoning, tool_uses=message.tool_uses[: run.calls])
 
 
 def request_of(run: AnswerRun, whole: Request, message: StoredMessage, *, keep_thinking: bool) -> Request:
-    """Return the request of a run of the answer `message` to `whole`, with the tokens so far."""
+    """Return the request that repeats a run of `message`, the answer to `whole`, with its tokens so far."""
     request = next_request(whole, at_start_of(run, message), keep_thinking=keep_thinking)
     options = replace(request.options, token_ids=True, replay=Replay(run.ids, run.closed_at, run.origin))
     return replace(request, params=unpacked(SamplingParams, dict(run.params)), options=options)
 
 
 class TraceRecorder:
-    """Records the trace of one answer while it is written.
+    """Records the trace of an answer during its generation.
 
-    `is_counted`: this process is counted among the tries already, as are all that take up an answer of another.
+    `is_counted`: the trace already counts this process as a try, as always if it continues another process's answer.
     """
 
     def __init__(self, trace: AnswerTrace, *, is_counted: bool = False) -> None:
@@ -58,17 +58,17 @@ class TraceRecorder:
 
     @property
     def is_retrying(self) -> bool:
-        """Whether no token has come since an engine began again."""
+        """Whether no token has arrived since the run was started again."""
         return self.trace.tries > 1
 
     @property
     def is_within_run(self) -> bool:
-        """Whether what follows belongs to the last run, which is sent again, and not to another."""
+        """Whether the answer continues within the last run, which is then sent again."""
         return bool(self.trace.runs) and self.last.finish != "tool_calls"
 
     @property
     def may_go_on(self) -> bool:
-        """Whether another engine may go on with the last run."""
+        """Whether another engine may continue the last run."""
         return self.is_within_run and self.trace.tries < MOST_TRIES
 
     def begin(self, request: Request, message: StoredMessage, *, hurry: bool, is_apart: bool) -> None:

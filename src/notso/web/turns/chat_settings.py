@@ -32,7 +32,7 @@ NUMERIC = sorted(
 """Sampling parameters that the page shows as a field."""
 MEMORY_HEADING = "The user wants you to remember:"
 NO_LIMIT = "none"
-"""Marks a number as unlimited even where the default is a limit."""
+"""Marks a number as unlimited, even if the default is a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
 
 
 def settings_in_chat(base: ChatBase, chat: Chat) -> ChatSettings:
-    """Return the settings of a chat for its prompts: the system prompt follows the owner's memory.
+    """Return the settings for a chat's prompts, with the owner's memory before the system prompt.
 
     A temporary chat has no memory.
     """
@@ -85,13 +85,13 @@ def settings_in_chat(base: ChatBase, chat: Chat) -> ChatSettings:
 def changed(
     settings: Mapping[str, SettingValue], form: Mapping[str, str]
 ) -> tuple[dict[str, SettingValue], dict[str, str]]:
-    """Return the settings updated from a form, and the rejected fields' reasons.
+    """Return the settings updated from a form, and the reasons for rejected fields.
 
     Missing fields keep their value; empty ones are reset.
     """
     result, problems = dict(settings), {}
-    # `was` holds digests of what the page showed. Skipping untouched fields keeps a form that was open for long from
-    # undoing changes made in another tab.
+    # `was` contains digests of the values that the page showed. Fields that still have them are skipped, so that a form
+    # that was open for long does not undo changes made in another tab.
     untouched = set(form.get("was", "").split())
     for name in SETTING_NAMES:
         if name not in form or _digest(name, form[name]) in untouched:
@@ -108,7 +108,7 @@ def changed(
 
 
 def digests(values: Mapping[str, str], defaults: Mapping[str, str]) -> str:
-    """Return the form field `was`: digests of the initial values."""
+    """Return the value of the form field `was`: digests of the initial values."""
     shown = [(name, value) for name, value in values.items()]
     # A choice without a value shows its default.
     shown += [(name, defaults[name]) for name in CHOICES if not values[name]]
@@ -124,7 +124,7 @@ def shown_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
 
 
 def shown_defaults(settings: ChatSettings, of_model: Mapping[str, float] | None = None) -> dict[str, str]:
-    """Return what an empty field stands for. of_model: defaults of the model file."""
+    """Return the values that empty fields stand for. of_model: defaults of the model file."""
     sampling = settings.sampling.with_defaults(of_model or {})
     numbers = {each.name: _text(getattr(sampling, each.name)) for each in NUMERIC}
     return numbers | {name: _text(getattr(settings, name)) for name in ("system_prompt", *_OTHERS)}

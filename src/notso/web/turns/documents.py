@@ -1,10 +1,10 @@
-"""Documents in prompts: whole at the head where they fit the context, passages in the last question where not.
+"""Documents in prompts: whole, at the head, if they fit the context, else as passages in the last question.
 
-In a project, the head consists of its documents and instructions, and documents of questions stand in the questions.
-A head is the same in every chat that begins with these documents: it comes before everything that differs between
-chats, and its date is the day of the first document. The engine therefore reads it once.
+In a project, the head consists of its documents and instructions, and documents attached to questions stay in the
+questions. A head is the same in every chat that begins with its documents: it precedes everything that differs between
+chats, and its date is the day of the first document. The engine therefore computes it once, as a pinned prefix.
 
-Files attached to a question are parsed from form fields and stand above it.
+Files attached to a question are parsed from form fields and precede its text.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ MAX_PASSAGE_TOKENS = 3_000
 MAX_PASSAGES = 12
 SHARE_FOR_PASSAGES = 0.35  # of the context
 LEAST_FREE_TOKENS = 2_048
-"""Part of the context that whole documents leave to the conversation, unless a quarter of it is more."""
+"""Minimum context that whole documents leave to the conversation; at least a quarter of the context."""
 USUAL_CONTEXT_TOKENS = 8_192
 NOTHING_FOUND = "Nothing in {documents} mentions the words of this question."
 APART = "]]"
-"""Between the passages of a source: no quotation goes across it."""
+"""Separates the passages of a source; no quotation extends across it."""
 PASSAGES_FOLLOW = "Passages of {documents} that mention words of the question:"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptDocuments:
-    """What the documents of a branch add to its prompt.
+    """Additions of a branch's documents to its prompt.
 
-    `head` precedes the first question, and `scope`, `reading` and `day` identify it for the engine. `behind` follows
-    it. `texts` are those of documents attached to later questions, by id. `passages` precedes the last question.
-    `instructions` are those of a project without a head. `sources` are the texts that the answer may quote, named by
-    the ids of their documents.
+    `head` precedes the first question; `scope`, `reading` (an id) and `day` identify it for the engine; `behind`
+    follows it. `texts`: documents attached to later questions, by id. `passages` precedes the last question.
+    `instructions`: those of a project without a head. `sources`: the texts that the answer may quote, named by
+    document id.
     """
 
     head: str = ""
@@ -68,7 +68,7 @@ class PromptDocuments:
         return "\n\n".join(filter(None, (passages, text, QUOTE_FIRST if self.sources else "")))
 
     def headed(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Put the head in front of the first question, and the system prompt behind it."""
+        """Insert the head and the system prompt before the first question."""
         if not self.head:
             return tuple(messages)
         system = [each.content for each in messages if each.role == "system"]
@@ -80,7 +80,7 @@ class PromptDocuments:
         return tuple(others)
 
     def options(self, messages: Sequence[Message], options: RequestOptions) -> RequestOptions:
-        """Return options that name the fixed prefix of these messages, and what the answer quotes."""
+        """Return options with the fixed prefix of these messages and the sources that the answer may quote."""
         options = replace(options, sources=self.sources)
         at = next((at for at, each in enumerate(messages) if self.head and each.content.startswith(self.head)), None)
         if at is None:
@@ -101,9 +101,9 @@ async def prompt_documents(
     engine: ChatEngine | None = None,
     project: Library | None = None,
 ) -> PromptDocuments:
-    """Return what the documents of a branch, and of its project, add to its prompt.
+    """Return the additions of a branch's documents, and its project's, to its prompt.
 
-    `above` are attachments of messages that precede `line`. The engine, if there is one, counts tokens.
+    `above`: attachments of messages that precede `line`. The engine, if any, counts tokens.
     """
     later, later_ids = list(line), list[str]()
     head_ids = [each.document for each in above if each.document]
@@ -163,7 +163,7 @@ async def _texts_that_fit(
 ) -> dict[str, str] | None:
     texts: dict[str, str] = {}
     for each in documents:
-        if each.characters > room * 16:  # beyond any tokenizer: spare the reading
+        if each.characters > room * 16:  # too long for any tokenizer: do not even load it
             return None
         found = await store.text(owner, each.id)
         texts[each.id] = found.text if found is not None else ""
@@ -214,7 +214,7 @@ async def _passages(
 def _with_neighbors(
     hits: Sequence[PassageHit], texts: Mapping[str, DocumentText], most_tokens: int, engine: ChatEngine | None
 ) -> set[tuple[str, int]]:
-    """Return the hits, then the passages beside them while there is room."""
+    # The hits, then the passages next to them while there is space.
     found = [(hit.document.id, hit.number) for hit in hits]
     beside = [(each, number + step) for each, number in found for step in (1, -1)]
     chosen: set[tuple[str, int]] = set()
@@ -234,11 +234,11 @@ def _with_neighbors(
 MAX_ATTACHMENTS = 8
 MAX_NAME_CHARACTERS = 120
 MAX_ATTACHMENT_BYTES = 200_000
-"""Of one file's text. The page checks text files itself, the server those that it reads."""
+"""Limit of one file's text. The page checks text files, the server those that it parses."""
 
 
 def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
-    """Read `file-N-name`, `file-N-text` and `file-N-document` fields. Raise Problem if they exceed a limit."""
+    """Read `file-N-name`, `file-N-text` and `file-N-document` fields. Raises Problem if they exceed a limit."""
     found = []
     for place in range(1, MAX_ATTACHMENTS + 1):
         text, document = fields.get(f"file-{place}-text", ""), fields.get(f"file-{place}-document", "")

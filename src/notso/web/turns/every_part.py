@@ -1,6 +1,6 @@
-"""One question to every part of documents: the parts are asked in turn, and their answers joined in order.
+"""One question about every part of documents: the question is asked per part, and the answers are joined in order.
 
-Search shows the model a few passages, so that it cannot count or list. Every part is read whole here.
+Search shows the model only a few passages, too little for counting or listing. Here, the model reads every part.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ async def document_parts(
     base: Request,
     engine: ChatEngine | None,
 ) -> list[Part]:
-    """Return what to ask about each part of the documents.
+    """Return a request for each part of the documents.
 
-    `behind` are the texts between a part and the end of the prompt; `base` has parameters and options of the chat.
-    Each part is a reading of its own, found again by the next question.
+    `behind`: the texts between a part and the end of the prompt. `base`: parameters and options of the chat. Each part
+    is a pinned prefix, which the next question reuses.
     """
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
     most = min(MAX_PART_TOKENS, int(SHARE_OF_CONTEXT * context))
@@ -78,7 +78,7 @@ async def document_parts(
             token_ids=False,
             date=date.fromisoformat(document.reading_day),
             prefix=FixedPrefix(0, len(head), scope, reading),
-            # In all parts, the document has the same number, which its other documents only take up.
+            # The empty sources keep the document's number the same in all parts.
             sources=tuple(QuoteSource(quotable(shown) if each is document else "", each.id) for each in documents),
         )
         quote = QUOTE_PART.format(number=documents.index(document) + 1)
@@ -88,7 +88,7 @@ async def document_parts(
 
 
 def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[tuple[Passage, int]]:
-    # What the estimate counts as a token differs with the language and the vocabulary.
+    # The estimate's error depends on the language and the vocabulary, so a sample calibrates it.
     sample = text.text[:SAMPLE_CHARACTERS]
     usual = int(most * min(1.0, estimated_tokens(sample) / max(1, count_tokens(engine, sample))))
     found = list[tuple[Passage, int]]()
@@ -101,7 +101,7 @@ def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[t
             within = [each for each in passages if volume.start <= each.start < volume.end]
             if tokens <= most or len(within) == 1:
                 found.append((volume, last))
-            else:  # pages of more tokens than the sample, such as tables
+            else:  # pages with more tokens than the sample suggests, such as tables
                 uncut.append((within, max(1, min(estimate - 1, int(estimated_tokens(shown) * most / tokens)))))
     return sorted(found, key=lambda each: each[0].start)
 
@@ -114,8 +114,8 @@ async def answer_of_parts(
 ) -> AsyncIterator[Event]:
     """Ask the parts, AT_ONCE at a time, and yield the events of the joined answer.
 
-    Where each answer begins with a number, their sum follows. `opened` receives each request, for stopping it.
-    Raises what a request raises.
+    If every answer begins with a number, their sum follows. `opened` receives each request, for stopping it. Raises
+    what a request raises.
     """
     room = asyncio.Semaphore(AT_ONCE)
     arrived: asyncio.Queue[tuple[int, list[Event]]] = asyncio.Queue()

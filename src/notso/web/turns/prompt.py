@@ -89,7 +89,7 @@ def prompt_messages(
     keep_thinking: bool = False,
     documents: PromptDocuments = NO_DOCUMENTS,
 ) -> tuple[Message, ...]:
-    """Return system prompt, newest summary and the messages after it, with documents where they belong."""
+    """Return the system prompt, the newest summary and the messages after it, with documents inserted."""
     summary = next((at for at in reversed(range(len(line))) if _stands(line[at])), None)
     system = [each for each in (documents.instructions, system_prompt.strip()) if each]
     if summary is not None:
@@ -99,8 +99,8 @@ def prompt_messages(
     messages = [Message("system", "\n\n".join(system))] if system else []
     for message, after in zip_longest(line, line[1:]):
         if message.kind == "summary" or (after is not None and _left_out(message, after)):
-            # A failed empty answer is dropped with its question: a question that did not fit would make every later one
-            # fail too. The last message is always kept.
+            # A failed empty answer is dropped with its question, because a question that did not fit would make every
+            # later one fail, too. The last message is always kept.
             continue
         if message.role == "user":
             messages.append(Message("user", documents.user_text(message, is_last=message.id == last)))
@@ -117,7 +117,7 @@ def text_size(line: Sequence[StoredMessage]) -> int:
 
 def conversation_of(line: Sequence[StoredMessage]) -> str | None:
     """Return the conversation id for the engine's cache: that of the first message."""
-    # An emptied chat therefore continues as another conversation.
+    # A cleared chat therefore continues as another conversation.
     return line[0].id if line else None
 
 

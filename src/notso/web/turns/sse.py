@@ -1,6 +1,6 @@
 """Server-sent events of a turn, and the change feed that keeps the browser tabs of an owner in sync.
 
-GET attaches without side effects; a disconnect stops nothing. The feed is not stored.
+GET attaches without side effects, and disconnecting does not stop a turn. The feed is not stored.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from html import escape
 
-# Events are encoded here and sent by a plain StreamingResponse: when a client disconnects in the middle of an event,
-# FastAPI's own producer for generator routes ends with an unhandled exception group.
+# Events are encoded here and sent by a plain StreamingResponse, because FastAPI's own producer for generator routes
+# ends with an unhandled exception group if a client disconnects in the middle of an event.
 from fastapi.sse import format_sse_event
 
 from notso.web.rendering.extensions import with_labels
@@ -27,7 +27,7 @@ MAX_TABS = 16
 
 
 class Feed:
-    """Counts changes since the server's start. Use on the event loop only."""
+    """Counts changes since the server started. Use on the event loop only."""
 
     def __init__(self) -> None:
         # Called for each local change with owner, chat, tab, and whether messages changed.
@@ -44,7 +44,7 @@ class Feed:
         return f"{self._boot}-{self._number}"
 
     def announce(self, owner: str, chat_id: str, tab: str, *, turns: bool = True) -> None:
-        """Publish a change made in `tab`; `turns`: of messages too."""
+        """Publish a change made in `tab`. `turns`: whether messages changed, too."""
         self.take(owner, chat_id, tab, turns)
         if self.at_announce is not None:
             self.at_announce(owner, chat_id, tab, turns)
@@ -137,8 +137,8 @@ def _written(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]
     update = log.since(place.number)
     begins, events = place.phase != update.phase, list[bytes]()
     if begins and place.phase is not None:
-        # Sent before the first words of the phase: reasoning is folded while nothing below it would jump. It carries
-        # the last number shown, as the update is still to come.
+        # Sent before the first words of the phase, so that the reasoning is collapsed while there is nothing below it
+        # that would move. It has the last number shown, because the update follows.
         events.append(_named("status", message_id, place.number, state=update.phase, label=update.label))
     news = announcement_html(update.phase, log.words) if begins else ""
     if place.number != update.number or place.phase is None:
@@ -160,9 +160,9 @@ async def feed_events(
     chat_id: str,
     tab: str,
     *,
-    numbered: bool = True,  # False where the events travel within another numbered stream
+    numbered: bool = True,  # False for events within another numbered stream
 ) -> AsyncIterator[bytes]:
-    # The first look includes changes by this tab: a page rendered before such a change and shown after it lacks it.
+    # At first, changes by this tab are included: a page rendered before such a change and shown after it lacks it.
     revision, changed = feed.revision, feed.since(after, owner, chat_id, tab="")
     yield format_sse_event(comment="attached")
     while not feed.closed:
@@ -175,7 +175,7 @@ async def feed_events(
 
 
 async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    # A page then needs one connection instead of two.
+    # Merging saves each page a second connection.
     reading = {asyncio.ensure_future(anext(each, None)): each for each in (events, others)}
     try:
         while events in reading.values():

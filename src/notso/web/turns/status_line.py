@@ -1,4 +1,4 @@
-"""Status of an answer in progress (phase, badge label, figures), and its figures for the details behind the badge."""
+"""Status of an answer in progress (phase, badge label, figures), and the figures in the badge's details."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class StatusLine:
     def __init__(self, asked_s: float, *, reasoning_before_s: float = 0.0, left_out: int = 0) -> None:
         self.first_token_s = 0.0
         self.dropped_messages = 0
-        self._left_out = left_out  # of the chat, before the engine drops more
+        self._left_out = left_out  # messages left out before the engine drops more
         self._asked = asked_s
         self._reasoning_before = reasoning_before_s
         self._place = 0
@@ -226,8 +226,8 @@ class StatusLine:
 SHORTEST_SHOWN_S = 1.0
 SLOWER_BY = 1.25
 DOUBLING_TOKENS = 16_384
-"""Token distance over which the cost doubles, assumed until two chunks are timed; high, as an estimate may shrink but
-should not grow."""
+"""Token distance over which the cost doubles, assumed until two chunks are timed. The value is cautious, because an
+estimate may shrink but should not grow."""
 
 
 @dataclass(frozen=True, slots=True)

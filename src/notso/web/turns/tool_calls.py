@@ -26,7 +26,7 @@ PERMISSIONS: tuple[str, ...] = get_args(Permission)
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """Tools the model may call in a turn."""
+    """Tools that the model may call in a turn."""
 
     tools: tuple[ChatTool, ...]
     surroundings: Surroundings
@@ -49,7 +49,7 @@ class ToolCalls:
         *,
         may_repeat: bool = True,
     ) -> None:
-        # may_repeat: calls that ran before are run again without asking.
+        # may_repeat: calls that were already running are run again without asking.
         self._begun = frozenset(use.id for use in uses if use.state == "running" and not may_repeat)
         self.uses = [use if use.is_final else replace(use, state="waiting") for use in uses]
         self.asking: ToolUse | None = None
@@ -85,9 +85,9 @@ class ToolCalls:
         return use
 
     async def finalise(self, content_length: int) -> bool:
-        """Run all open calls in order; False if stopped.
+        """Run all open calls in order. Return False if stopped.
 
-        `content_length` counts the answer's characters so far.
+        `content_length`: characters of the answer so far.
         """
         self.uses = [
             replace(each, round_end=content_length) if each.round == self._round else each for each in self.uses
@@ -115,7 +115,7 @@ class ToolCalls:
         return left
 
     def permit(self, call_id: str, permission: Permission) -> bool:
-        """Answer the pending permission request; False if it is another."""
+        """Answer the pending permission request. Return False if it is for another call."""
         waiting = self._answer is not None and not self._answer.done()
         if self.asking is None or self.asking.id != call_id or self._answer is None or not waiting:
             return False
@@ -123,7 +123,7 @@ class ToolCalls:
         return True
 
     def reply(self, question_id: str, reply: Reply) -> bool:
-        """Answer the pending question; False if it is another."""
+        """Answer the pending question. Return False if another one is pending."""
         if self.question is None or self.question.id != question_id or self._reply is None or self._reply.done():
             return False
         self._reply.set_result(reply)
@@ -148,7 +148,7 @@ class ToolCalls:
             names = ", ".join(tool.name for tool in tools) or words["tool_says_none"]
             await self._tell(at, replace(use, state="failed", result=words["tool_says_unknown"].format(names=names)))
             return
-        is_repeated = use.id in self._begun and tool.origin != ""  # whether it ran, and did something, is unknown
+        is_repeated = use.id in self._begun and tool.origin != ""  # the call may have had an effect
         if tool.always_asks or is_repeated or tool.digest not in self._offer.granted:
             refusal = await self._ask(at, use, self._offer, tool)
             if refusal:

@@ -19,11 +19,11 @@ class Turn:
     request: Request  # asks for the whole answer
     offer: ToolOffer | None = None
     keep_thinking: bool = False  # keep reasoning in the prompt after a tool call
-    parts: tuple[Part, ...] = ()  # asked in place of the request
+    parts: tuple[Part, ...] = ()  # requests that replace `request`
     hurry: bool = False  # end interrupted reasoning at once
-    left_out: int = 0  # messages that no prompt has room for
+    left_out: int = 0  # messages that do not fit in any prompt
     model: str | None = None  # setting that chose the model
-    trace: AnswerTrace | None = None  # as it is stored
+    trace: AnswerTrace | None = None  # as stored
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False  # by a user
     interrupted: bool = False  # by shutdown of the server or engine

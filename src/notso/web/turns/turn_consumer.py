@@ -39,7 +39,7 @@ EVENT_BATCH_SECONDS = 0.05
 TICK_SECONDS = 0.1
 SAVE_SECONDS = 1.0
 SAVE_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
-AWAY_RETRY_SECONDS = (4.0,) * 8  # a database of another machine is started again, as a disk is not
+AWAY_RETRY_SECONDS = (4.0,) * 8  # a database on another machine may be restarted, unlike a disk
 
 
 class TurnConsumer:
@@ -71,7 +71,7 @@ class TurnConsumer:
         self._usages: list[Usage] = []
         self._max_characters = max_characters
         self._budget = Budget()
-        self._replaying: StoredMessage | None = None  # what is shown until the engine has replayed its tokens
+        self._replaying: StoredMessage | None = None  # the message shown until the engine has replayed its tokens
         self._save_soon = False
         is_between_runs = left is None and bool(trace.runs)
         self._begin_text(begun, is_apart=is_between_runs or (left is not None and left.last.is_apart))
@@ -91,7 +91,7 @@ class TurnConsumer:
         elif self.calls.open:
             running.close()  # pending tool calls run before the engine is asked
         elif turn.parts:
-            running.close()  # each part is a request of its own
+            running.close()  # each part has its own request
             self._listening = asyncio.create_task(self._listen_to_parts(turn.parts))
         else:
             request = next_request(turn.request, turn.message, keep_thinking=turn.keep_thinking)
@@ -114,7 +114,7 @@ class TurnConsumer:
         for event in events:
             self._status_line.take(event, now)
             if self._recorder is not None and event.kind in ("started", "tokens", "usage", "end"):
-                # An engine that begins, and the first token after that, decide whether the answer is taken up again.
+                # The start of a run and its first token count for MOST_TRIES, so they are saved soon.
                 self._save_soon = self._save_soon or event.kind == "started" or self._recorder.is_retrying
                 self._recorder.take(event)
             match event.kind:
@@ -171,7 +171,7 @@ class TurnConsumer:
             if self._save_soon or started - self._last_save >= SAVE_SECONDS:
                 await self._save_partial()
             spent = time.monotonic() - started
-            # At most a fifth of the time goes into rendering.
+            # Spend at most a fifth of the time on rendering.
             await self._pause(max(TICK_SECONDS, 4 * spent) - spent)
         recorder = self._recorder
         may_go_on = recorder is not None and recorder.may_go_on and not self.turn.cancelled
@@ -183,8 +183,8 @@ class TurnConsumer:
         return self.finish_reason == "tool_calls" and not self.turn.cancelled
 
     async def _go_on_elsewhere(self, recorder: TraceRecorder) -> bool:
-        # The engine is gone: what loads next takes up the answer with its tokens so far.
-        logger.warning("an answer is continued by another engine: %s", self._failure)
+        # The engine is lost: the next one that loads continues the answer from its tokens so far.
+        logger.warning("another engine continues an answer: %s", self._failure)
         if self._replaying is None:
             self._replaying = self._message("running")
         begun = at_start_of(recorder.last, self._replaying)
@@ -216,7 +216,7 @@ class TurnConsumer:
         await self._render_more()
         if shown is None:
             return
-        # The text that the engine will replay is shown below it until then, as a part that may still change.
+        # Until the engine has replayed its tokens, the rest of the text is shown below as a part that may still change.
         for channel in CHANNELS:
             calls = [at for at, each in enumerate(segments) if isinstance(each, ToolUse)] if channel == "answer" else []
             behind = segments[calls[-1] + 1 :] if calls else segments
@@ -236,7 +236,7 @@ class TurnConsumer:
         self.turn.log.write(channel, "", await self._off_loop(render))
 
     def _keep_shown(self) -> None:
-        # The engine may not get as far as the text that was to be continued.
+        # The engine may end before it has replayed the text that it was to continue.
         if self._replaying is not None:
             self._begin_text(self._replaying)
             self.calls.uses = list(self._replaying.tool_uses)
@@ -244,7 +244,7 @@ class TurnConsumer:
             self.turn.log.clear()
 
     async def _use_tools(self) -> bool:
-        # False: the turn is over.
+        # Returns False if the turn is over.
         if self.calls.spent:
             self._note = words["note_tool_rounds"].format(rounds=MAX_ROUNDS)
             return False
@@ -260,7 +260,6 @@ class TurnConsumer:
         return True
 
     def _ask(self, request: Request, message: StoredMessage, prepared: Prepared | None = None) -> None:
-        """Send the request that continues `message`."""
         if self._recorder is not None:
             self._recorder.begin(request, message, hurry=self.turn.hurry, is_apart=bool(self._separate))
         self._send(request, prepared, hurry=self.turn.hurry)
@@ -282,7 +281,7 @@ class TurnConsumer:
                 await saving
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 if self._recorder is not None and self._recorder.is_retrying:
-                    # The first further token is on disk before what follows it, which may end the process again.
+                    # The first new token is saved before the following ones, which may crash the process again.
                     first = next((at for at, event in enumerate(events, 1) if event.kind == "tokens"), 0)
                     self.take(events[:first])
                     if first:
@@ -305,7 +304,7 @@ class TurnConsumer:
             answer = answer_of_parts(self._requests, parts, self._asked_parts.append, lambda: self.turn.cancelled)
             async for event in answer:
                 self.take([event])
-                if event.kind == "text" and answered < len(parts):  # the whole answer of one
+                if event.kind == "text" and answered < len(parts):  # the whole answer to a part
                     answered += 1
                     trace = self.turn.trace
                     if trace is not None and answered > trace.parts:
@@ -333,7 +332,7 @@ class TurnConsumer:
         return replace(request, params=params)
 
     async def _show_call(self, use: ToolUse, waits_for: str) -> None:
-        # Saved before permission is asked or the tool runs, and only then shown.
+        # Save the call before asking for permission or running the tool, and only then show it.
         await self._save_partial()
         self.turn.log.put_card(use.id, await self._off_loop(lambda: self._card(use)))
         if not self.turn.cancelled and not use.is_final:
@@ -344,7 +343,7 @@ class TurnConsumer:
         self.turn.log.ask(waits_for)
 
     def _add(self, channel: ChannelName, text: str) -> None:
-        if channel in self._separate:  # a call separates this text from the text before
+        if channel in self._separate:  # a call separates this text from the preceding text
             text = text.lstrip("\n")
             if not text:
                 return
@@ -429,7 +428,7 @@ class TurnConsumer:
         self.turn.message, self.turn.trace = message, trace
         log.words = len(message.content.split())
         error = note if state == "failed" else None
-        if is_left:  # to the next process; this one was not ended by the answer
+        if is_left:  # to the next process; this try does not count, because the answer did not crash the process
             message, trace = replace(message, state="running", renderer=0), trace and replace(trace, tries=0)
         if not await self._save_for_good(message, trace):
             state, error = "failed", words["failed_saving"]
@@ -457,10 +456,10 @@ class TurnConsumer:
         return False
 
     def _outcome(self) -> tuple[MessageState, str]:
-        if self._failure is not None and self.turn.interrupted:  # by a stopping server, of an engine that hangs
+        if self._failure is not None and self.turn.interrupted:  # the server is stopping and the engine hangs
             return "interrupted", ""
         if isinstance(self._failure, InvalidRequestError) and self._failure.param == "replay":
-            return "interrupted", ""  # another model, adapter or conversation: Continue writes on from the text
+            return "interrupted", ""  # another model, adapter or conversation: the Continue button continues the text
         if isinstance(self._failure, NotsoError):
             return "failed", translated(self._failure)
         if self._failure is not None:
@@ -468,7 +467,7 @@ class TurnConsumer:
         whole = self.finish_reason in ("stop", "length", "tool_calls")
         if self.turn.cancelled and not whole and not self._note:
             return "interrupted" if self.turn.interrupted else "stopped", ""
-        if not whole and not self._note:  # ended by the engine without a request: it was shut down
+        if not whole and not self._note:  # the engine was shut down
             return "interrupted", ""
         return "done", self._note
 
@@ -507,7 +506,6 @@ def _parts_before(message: StoredMessage) -> list[Segment]:
 
 
 def _joined(segments: list[Segment]) -> Iterator[Segment]:
-    """Merge adjacent texts; drop empty ones."""
     for (is_call, channel), group in groupby(segments, key=lambda segment: _kind(segment)):
         if is_call:
             yield from group

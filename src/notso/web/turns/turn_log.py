@@ -21,16 +21,16 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between updates per reader. Encoding and sending take a part of it; the rest is left to the model."""
+"""Minimum seconds between updates per reader. Encoding and sending take a part of this; the model has the rest."""
 NUMBERS_OF_A_LOG = 1_000_000_000
-"""More than a log has changes: the log that continues it in another process begins with the next multiple."""
+"""More numbers than a log uses: a log that continues it in another process starts at the next multiple."""
 CARD_MARK = "<!--tool-->"
 """Marks a card's place in stored HTML. Sanitized HTML contains no comments, so it cannot occur otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelUpdate:
-    """HTML to append to a channel, and its changed tail."""
+    """HTML to append to a channel, and the channel's tail if it changed."""
 
     append: str
     tail: str | None
@@ -79,7 +79,7 @@ class _Channel:
 class TurnLog:
     """Written by one task on the event loop, read by many there; `number` counts changes.
 
-    A log that follows another one of the same turn begins at a higher `number`.
+    A log that continues another one of the same turn starts at a higher `number`.
     """
 
     def __init__(self, number: int = 0) -> None:
@@ -188,7 +188,7 @@ class TurnLog:
         return "".join(html or CARD_MARK for _, html, _ in target.closed) + target.tail
 
     def since(self, number: int | None) -> Update:
-        """Return everything after `number`; a snapshot if unknown."""
+        """Return everything after `number`, or a snapshot if that is unknown."""
         snapshot = number is None or not self._from <= number <= self.number
         start = -1 if snapshot or number is None else number
         channels: dict[ChannelName, ChannelUpdate] = {}
@@ -207,7 +207,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, *said)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """Return changes as JSON for a copy; -1 for all."""
+        """Return the changes after number `after` for a copy, as JSON; -1: all."""
         return {
             "from": self._from,
             "closed": {
@@ -225,12 +225,12 @@ class TurnLog:
         }
 
     def take(self, after: int, number: int, changes: Mapping[str, Any]) -> bool:
-        """Apply changes of the original log; False if earlier ones are missing."""
+        """Apply changes of the original log. Return False if earlier ones are missing."""
         if after > self.number:
             return False
         if number <= self.number or self.finished:
             return True
-        if self.number < changes["from"]:  # begun anew
+        if self.number < changes["from"]:  # the original was restated
             self._from = changes["from"]
             self.cards, self._card_numbers = {}, {}
             for channel in self._channels.values():

@@ -50,7 +50,7 @@ class Turns:
         # finish reason: None if failed
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self.at_mark: list[Callable[[Turn], None]] = []
-        # Forwards a request for a turn that runs elsewhere: method name and arguments. False: there are no others.
+        # Forwards a call for a turn on another replica: method name, arguments. Returns False without other replicas.
         self.not_here: Callable[..., bool] = lambda method, *arguments: False
         self._marks: dict[str, Mark] = {}
         self._store = store
@@ -61,7 +61,7 @@ class Turns:
         self._consumers: dict[str, TurnConsumer] = {}
         self._finished: dict[str, tuple[Turn, asyncio.TimerHandle]] = {}
         self._expected: dict[str, asyncio.Event] = {}
-        self.closing = asyncio.Event()  # every turn is interrupted, also one that starts only now
+        self.closing = asyncio.Event()  # set once all turns are interrupted, including later ones
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -80,7 +80,7 @@ class Turns:
 
     def start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None = None) -> None:
         """Start a stored turn as the admitted request."""
-        # A context of its own: the turn's work does not belong to the HTTP request that started it.
+        # In its own context, because the turn's work does not belong to the HTTP request that started it.
         contextvars.copy_context().run(self._start, turn, running, prepared)
 
     def _start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None) -> None:
@@ -102,7 +102,7 @@ class Turns:
         self._marks[turn.message.chat_id] = mark_of(turn.log.phase)
         if not consumer.calls.open:
             phase = "queued" if self._requests.host.model(turn.request.model).takes_requests else "loading"
-            # The engine may be in a long step before its first event.
+            # The engine may be busy with a long step before its first event.
             turn.log.set_phase(phase, words[f"phase_{phase}"])
         if self.closing.is_set():
             self._leave(consumer)
@@ -124,7 +124,7 @@ class Turns:
 
     @contextlib.contextmanager
     def expecting(self, generation_id: str) -> Iterator[None]:
-        """Keep a turn from counting as lost before its start."""
+        """Keep a turn from being considered lost before it starts."""
         begun = self._expected.setdefault(generation_id, asyncio.Event())
         try:
             yield
@@ -133,12 +133,12 @@ class Turns:
             begun.set()
 
     async def begun(self, generation_id: str) -> None:
-        """Wait for the start of a turn that is expected."""
+        """Wait for an expected turn to start."""
         if (begun := self._expected.get(generation_id)) is not None:
             await begun.wait()
 
     def lost(self, generation_id: str) -> bool:
-        """Whether this process does not know the turn."""
+        """Return whether this process does not know the turn."""
         return generation_id not in self._expected and self.find(generation_id) is None
 
     def find(self, generation_id: str) -> Turn | None:
@@ -153,7 +153,7 @@ class Turns:
         return consumer.stats if consumer is not None else None
 
     def stop(self, generation_id: str, *, interrupted: bool = False) -> bool:
-        """Request an end; False if the turn is not here."""
+        """Stop a turn. Return False if it does not run here."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:
             self.not_here("stop", generation_id)
@@ -174,7 +174,7 @@ class Turns:
         return consumer.calls.question if consumer is not None and not consumer.turn.cancelled else None
 
     def reply(self, generation_id: str, question_id: str, form: Mapping[str, str]) -> bool:
-        """Answer a tool's question; False if it does not wait, here or elsewhere. Raise Problem (400)."""
+        """Answer a tool's question. Return False if no replica is known to wait for it. Raises Problem (400)."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:  # the question, and so the form's values, are known only where the turn runs
             return self.not_here("reply", generation_id, question_id, dict(form))
@@ -193,7 +193,7 @@ class Turns:
         return consumer is not None and consumer.calls.permit(call_id, permission)
 
     def answer_now(self, generation_id: str) -> bool:
-        """End a turn's reasoning; False if it is not here."""
+        """End a turn's reasoning. Return False if the turn does not run here."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:
             self.not_here("answer_now", generation_id)
@@ -226,7 +226,7 @@ class Turns:
         self.stop(consumer.turn.id, interrupted=True)
 
     async def wait_for_all(self) -> None:
-        """Wait until every turn is saved, also those that are about to start."""
+        """Wait until every turn is saved, including those about to start."""
         while self._tasks or self._expected:
             for begun in list(self._expected.values()):
                 await begun.wait()
@@ -257,6 +257,6 @@ class Turns:
 
     def _let_go(self, generation_id: str) -> None:
         finished = self._finished.pop(generation_id, None)
-        # The timer is canceled too: a busy server ends thousands of turns within KEEP_FINISHED_SECONDS.
+        # Cancel the timer, too: a busy server finishes thousands of turns within KEEP_FINISHED_SECONDS.
         if finished is not None:
             finished[1].cancel()

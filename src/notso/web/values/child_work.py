@@ -1,4 +1,4 @@
-"""Work of a child process, confined or a plugin's, awaited on the event loop."""
+"""Await the work of child processes (sandboxed parsers and plugins) on the event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def child_work(start: Callable[[], C], work: Callable[[C], T]) -> T:
-    """Start a child and return what `work` gives, both in threads. The child is killed on cancellation."""
+    """Start a child and return the result of `work`, both in threads. Cancellation kills the child."""
     loop = asyncio.get_running_loop()
     starting = loop.run_in_executor(None, start)
     try:
@@ -41,7 +41,7 @@ async def child_work(start: Callable[[], C], work: Callable[[C], T]) -> T:
 
 
 async def confined(program: str, request: bytes, limits: Limits) -> bytes:
-    """Run a request in a child without any right and return its answer. Raises ConfinedWorkError.
+    """Run a request in a sandboxed child and return its response. Raises ConfinedWorkError.
 
     `program` is Python source that calls `serve_one` with the same limits.
     """
@@ -49,6 +49,6 @@ async def confined(program: str, request: bytes, limits: Limits) -> bytes:
 
 
 async def call_plugin(process: PluginProcess, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
-    """Return a call's result; see `PluginProcess.ask`. Raise PluginError."""
+    """Call a plugin (see `PluginProcess.ask`) and return its result. Raises PluginError."""
     future = await asyncio.to_thread(process.ask, kind, given, what, seconds)
     return await asyncio.wrap_future(future)

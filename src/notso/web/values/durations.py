@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_SECONDS = 10.0 * 365 * 24 * 3600
-"""Longer durations count as unlimited; system clocks accept no more."""
+"""Longer durations count as unlimited; system timers do not accept them."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h)", re.ASCII)
@@ -14,7 +14,7 @@ _BARE = re.compile(r"-?\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 
 
 def duration_s(text: str) -> float | None:
-    """Parse seconds; -1 for more than ten years, None if invalid."""
+    """Return a duration's seconds: -1 above MAX_SECONDS, None if invalid."""
     text = text.strip()
     if _BARE.fullmatch(text):
         seconds = float(text)

@@ -4,13 +4,13 @@ NotsoError
 └── WebError
     ├── SettingsError            a setting is out of range or contradicts another
     │   └── UnsafeBindError      a public address without a key
-    ├── AddressInUseError        the address cannot be listened on
+    ├── AddressInUseError        the server cannot listen on the address
     ├── QuotaError               a key's quota is used up, or reserved by running requests
     ├── SignInError              sign-in failed
     ├── ToolError                a tool call failed; the model receives the message
     └── StorageError             conversations could not be read or written
         ├── DataDirectoryBusyError   another process uses the data directory
-        ├── DataDirectoryNewerError  the database is of a newer release
+        ├── DataDirectoryNewerError  the database was written by a newer release
         ├── StorageDamagedError      the database failed its integrity check
         └── StorageFullError         the disk or the owner's quota is full
 """
@@ -34,11 +34,11 @@ class SettingsError(WebError, ValueError):
 
 
 class UnsafeBindError(SettingsError):
-    """A public address requires a key."""
+    """A public address was configured without a key."""
 
 
 class AddressInUseError(WebError):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
     def __init__(self, message: str, *, host: str, port: int) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class AddressInUseError(WebError):
 
 
 class QuotaError(WebError):
-    """A key's remaining quota does not suffice."""
+    """A key's remaining quota is insufficient."""
 
     draft: str = ""  # as in StorageError
 
@@ -67,7 +67,7 @@ class ToolError(WebError):
 class StorageError(WebError):
     """Conversations could not be read or written. Nothing is half-written."""
 
-    draft: str = ""  # the user's text, so that no page loses it
+    draft: str = ""  # the user's text, to be shown again
 
 
 class DataDirectoryBusyError(StorageError):
@@ -75,11 +75,11 @@ class DataDirectoryBusyError(StorageError):
 
 
 class DataDirectoryNewerError(StorageError):
-    """The database is of a newer release. It was not modified."""
+    """The database was written by a newer release. It was not modified."""
 
 
 class StorageDamagedError(StorageError):
-    """The database failed its integrity check or lacks commits. It was not modified."""
+    """The database failed its integrity check or is missing commits. It was not modified."""
 
 
 class StorageFullError(StorageError):
@@ -87,7 +87,7 @@ class StorageFullError(StorageError):
 
 
 def lacks_threads(error: BaseException) -> bool:
-    """Whether the system refused to start a thread, as a busy one does."""
+    """Return whether the (overloaded) system refused to start a thread."""
     return type(error) is RuntimeError and str(error).startswith("can't start new thread")
 
 
@@ -107,7 +107,7 @@ class Problem(Exception):
         super().__init__(sentence)
         self.status = status
         self.sentence = sentence
-        self.draft = draft  # the user's text, so that no page loses it
+        self.draft = draft  # the user's text, to be shown again
         self.retry_after_seconds = retry_after_seconds
         self.full = full  # the context is full; the page offers remedies
-        self.moved = moved  # the chat continued elsewhere; the page offers to show that
+        self.moved = moved  # the chat was changed elsewhere; the page offers to show the change

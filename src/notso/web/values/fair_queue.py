@@ -1,4 +1,4 @@
-"""Fair scheduling between owners, over threads that survive a shortage of threads."""
+"""Fair scheduling between owners (users or API keys), in a pool that tolerates a shortage of threads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BEYOND = 4
-"""Factor by which owners below their share may exceed the capacity."""
+"""Owners below their share may raise the total to this multiple of the capacity."""
 
 
 def has_room(held: Mapping[str, int], owner: str, most: int) -> bool:
     """Return whether an owner may hold one more of `most` places."""
-    # One owner alone may hold all places. When all are taken, owners below an equal share find room beyond.
+    # A single owner may hold all places. When all are taken, owners below an equal share may exceed the capacity.
     total, share = sum(held.values()), max(1, most // len({*held, owner}))
     return total < most or (held.get(owner, 0) < share and total < BEYOND * most)
 
@@ -26,7 +26,7 @@ def has_room(held: Mapping[str, int], owner: str, most: int) -> bool:
 class FairQueue:
     """Runs work of several owners in turn. Use on the event loop.
 
-    With several threads, one owner never occupies all, so that others start at once.
+    With several threads, no owner occupies all of them, so that work of others starts at once.
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:
@@ -44,7 +44,7 @@ class FairQueue:
         return {owner: count for owner, count in counts.items() if count}
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
-        """Run `work` in a thread in the owner's turn. Canceled work that has not started is dropped."""
+        """Run `work` in a thread when it is the owner's turn. Canceled work that has not started is dropped."""
         await self._acquire(owner)
         try:
             running = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
@@ -56,7 +56,7 @@ class FairQueue:
 
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Hold the owner's turn, for calls of `work`."""
+        """Hold the owner's turn while calling `work`."""
         await self._acquire(owner)
         try:
             yield
@@ -71,7 +71,7 @@ class FairQueue:
         await self._idle.wait()
 
     def close(self) -> None:
-        """Start nothing more; cancel waiting calls."""
+        """Cancel waiting calls and start no more work."""
         for queue in self._waiting.values():
             for each in queue:
                 each.cancel()
@@ -116,13 +116,13 @@ class FairQueue:
             self._idle.set()
 
     def _next_owner(self) -> str | None:
-        # Least running work first; among equals, the longest waiting.
+        # The owner with the least running work; among equals, the one waiting longest.
         free = (owner for owner in self._waiting if self._running[owner] < self._most_of_one)
         return min(free, key=self._running.__getitem__, default=None)
 
 
 class WorkerThreads(ThreadPoolExecutor):
-    """Runs work in the threads there are when no more can be started; raises RuntimeError if there is none.
+    """Thread pool that keeps working when no more threads can be started. Raises RuntimeError if it has none.
 
     The standard pool raises in both cases, although the work is queued and runs later.
     """
@@ -137,5 +137,5 @@ class WorkerThreads(ThreadPoolExecutor):
         except RuntimeError:
             if self._threads:
                 return
-            self._work_queue.get_nowait()  # the work of this call: without threads, no earlier one is left
+            self._work_queue.get_nowait()  # the work of this call, the only one in the queue if there are no threads
             raise

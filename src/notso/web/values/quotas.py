@@ -20,7 +20,7 @@ class Wanted:
     """Maximum use of one request."""
 
     prompt_tokens: int
-    answer_tokens: int  # 0: the prompt is only read
+    answer_tokens: int  # 0: the prompt is processed, but nothing generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Reservation:
 
 
 def granted(left: int, wanted: Sequence[Wanted]) -> list[int] | None:
-    """Distribute `left` tokens over the answers, equally if scarce; None if one would get none."""
+    """Return each answer's share of `left` tokens, equal ones if scarce; None if one would be empty."""
     left -= sum(each.prompt_tokens for each in wanted)
     if left < sum(1 for each in wanted if each.answer_tokens):
         return None

@@ -283,7 +283,7 @@ class Settings:
         if self.base_path.strip("/") and not is_base_path(self.base_path.rstrip("/")):
             raise SettingsError("base_path must be a path such as /chat", setting="base_path")
         if not 0 < self.send_timeout_seconds <= 600:
-            raise SettingsError("send_timeout_seconds must be above 0, at most 600", setting="send_timeout_seconds")
+            raise SettingsError("send_timeout_seconds must be above 0 and at most 600", setting="send_timeout_seconds")
 
     @property
     def host_names(self) -> frozenset[str]:
@@ -304,7 +304,7 @@ class Settings:
 
     @property
     def rate(self) -> int:
-        """API requests per minute and address; 0 means no limit."""
+        """API requests per minute and client address; 0 means no limit."""
         if self.requests_per_minute is not None:
             return self.requests_per_minute
         return 0 if is_loopback(self.host) else RATE_BEYOND_LOOPBACK
@@ -336,7 +336,7 @@ def is_postgres(url: str) -> bool:
 
 
 def is_engine_url(url: str) -> bool:
-    """Whether a URL names a server without path, query or user."""
+    """Whether a URL consists of a scheme, host and optional port only."""
     try:
         parts = urlsplit(url)
         return (
@@ -354,7 +354,7 @@ def is_engine_url(url: str) -> bool:
 
 
 def is_base_path(text: str) -> bool:
-    """Whether `text` is a path such as /chat or /tools/chat, without a slash at its end."""
+    """Whether `text` is a path such as /chat or /tools/chat, without a trailing slash."""
     return _BASE_PATH.fullmatch(text) is not None and not {".", ".."} & set(text.split("/"))
 
 

@@ -21,14 +21,14 @@ _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySignIn:
-    """Sign-in by a proxy; `header` has the user's name."""
+    """Sign-in by a proxy that sends the user's name in `header`."""
 
     header: str
     addresses: tuple[str, ...]  # trusted addresses or networks, such as 10.0.0.0/8
 
     def __post_init__(self) -> None:
         _require(_HEADER.fullmatch(self.header) is not None, "[proxy] header is not a header name")
-        _require(bool(self.addresses), "[proxy] addresses must name the proxies")
+        _require(bool(self.addresses), "[proxy] addresses must list the addresses of the proxies")
         for address in self.addresses:
             try:
                 network = ipaddress.ip_network(address)
@@ -44,27 +44,30 @@ class ProxySignIn:
 class OidcSettings:
     issuer: str
     client_id: str
-    public_url: str  # address of this server for browsers
+    public_url: str  # URL of this server for browsers
     client_secret: str = field(default="", repr=False)
-    client_secret_file: str = ""  # alternative to client_secret; neither for a public client
+    client_secret_file: str = ""  # alternative to client_secret; a public client has neither
     claim: str = "sub"  # claim with the user's name; `email` requires `email_verified`
     scope: str = "openid profile email"
     allowed: tuple[str, ...] = ()  # names, or `*@example.org` for a domain; empty: all users of the provider
-    assume_email_verified: bool = False  # for providers without it and without chosen addresses
+    # For providers that omit `email_verified` and do not let users choose their address.
+    assume_email_verified: bool = False
 
     def __post_init__(self) -> None:
         for name in ("issuer", "public_url"):
             parts = urlsplit(getattr(self, name))
             is_near = parts.hostname in ("localhost", "127.0.0.1", "::1")
             is_address = bool(parts.hostname) and not parts.query and not parts.fragment
-            _require(is_address, f"[oidc] {name} must be an address")
-            _require(parts.scheme == "https" or (parts.scheme == "http" and is_near), f"[oidc] {name} must be https")
+            _require(is_address, f"[oidc] {name} must be a URL")
+            is_secure = parts.scheme == "https" or (parts.scheme == "http" and is_near)
+            _require(is_secure, f"[oidc] {name} must be an https URL")
         _require(bool(self.client_id), "[oidc] client_id is missing")
         _require("openid" in self.scope.split(), "[oidc] scope must contain openid")
-        _require(not (self.client_secret and self.client_secret_file), "[oidc] give one client secret")
+        has_both = bool(self.client_secret and self.client_secret_file)
+        _require(not has_both, "[oidc] set client_secret or client_secret_file, not both")
 
     def secret(self) -> str | None:
-        """Return the client secret. Raise SettingsError if the file is unreadable."""
+        """Return the client secret. Raises SettingsError if the file is unreadable."""
         if not self.client_secret_file:
             return self.client_secret or None
         try:
@@ -84,7 +87,7 @@ class SignInSettings:
     require_key: bool = False  # authenticate local requests too
     # Characters each user may keep in chats, 0: no limit. Does not apply to the server's key.
     kept_characters: int = 1_000_000_000
-    operators: tuple[str, ...] = ()  # names from proxy or provider with operator rights
+    operators: tuple[str, ...] = ()  # names from the proxy or provider that have operator rights
     proxy: ProxySignIn | None = None
     oidc: OidcSettings | None = None
 
@@ -94,7 +97,7 @@ class SignInSettings:
 
     @property
     def rules(self) -> str:
-        """Text that changes with the rules that sessions depend on."""
+        """Text that changes whenever the rules that sessions depend on change."""
         oidc = self.oidc
         known = (
             (oidc.issuer, oidc.client_id, oidc.claim, sorted(oidc.allowed), oidc.assume_email_verified)
@@ -105,7 +108,7 @@ class SignInSettings:
 
 
 def read_sign_in(path: Path) -> SignInSettings:
-    """Read a TOML file. Raise SettingsError if invalid."""
+    """Read a TOML file. Raises SettingsError if invalid."""
     try:
         given = tomllib.loads(read_text(path, MAX_BYTES))
     except OSError as error:
@@ -115,7 +118,7 @@ def read_sign_in(path: Path) -> SignInSettings:
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
     oidc = _made(OidcSettings, given, "oidc")
-    # Relative to the settings file.
+    # The path is relative to the settings file.
     if oidc is not None and oidc.client_secret_file:
         oidc = replace(oidc, client_secret_file=str(path.parent / oidc.client_secret_file))
     tables: dict[str, Any] = {"proxy": _made(ProxySignIn, given, "proxy"), "oidc": oidc}
@@ -138,19 +141,19 @@ def _checked(kind: type[T], given: Mapping[str, Any], where: str) -> T:
         wanted = str(known[name].type)
         if wanted.startswith("tuple"):
             is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-            _require(is_list, f"{where}{name} must be a list of texts")
+            _require(is_list, f"{where}{name} must be a list of strings")
             values[name] = tuple(value)
             continue
         _require(wanted != "bool" or isinstance(value, bool), f"{where}{name} must be true or false")
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         _require(wanted != "int" or is_count, f"{where}{name} must be an integer, 0 or more")
-        _require(wanted != "str" or isinstance(value, str), f"{where}{name} must be text")
+        _require(wanted != "str" or isinstance(value, str), f"{where}{name} must be a string")
         values[name] = value
     try:
         return kind(**values)
     except TypeError:
         missing = [name for name, each in known.items() if name not in values and _is_needed(each)]
-        raise SettingsError(f"{where}lacks {', '.join(missing)}", setting="sign_in") from None
+        raise SettingsError(f"{where}is missing {', '.join(missing)}", setting="sign_in") from None
 
 
 def _is_needed(field: Any) -> bool:

@@ -20,18 +20,19 @@ class SlashCommand(NamedTuple):
     name: str
     usage: str
     places: tuple[Place, ...] = BOTH
-    # Verb of the page: `open` shows the element of id `target`, `click` presses the last match, `post` sends to the
-    # chat's address (argument as `field`), `go` follows it (argument last); a target with a slash is its own address.
-    # `choose` and `thinking` set a control. `offer` writes or attaches a text of an MCP server.
+    # Action on the page: `open` shows the element with id `target`; `click` clicks the last match of `target`; `post`
+    # sends a form to `target` under the chat's URL (the argument as `field`); `go` navigates there (the argument
+    # appended). A target with a leading slash is not under the chat's URL. `choose` and `thinking` set a control.
+    # `offer` inserts or attaches a text from an MCP server.
     act: str = ""
     target: str = ""
     field: str = ""
-    argument: str = ""  # regular expression of the page's argument
+    argument: str = ""  # regular expression for the argument on the page
     said: str = ""  # the description of a plugin's or an MCP server's command
 
     @property
     def does(self) -> str:
-        """Description in the reader's language, or the one that came with the command."""
+        """Description in the reader's language, or the one supplied with the command."""
         return self.said or words[f"command_{self.name}"]
 
 
@@ -76,10 +77,10 @@ def commands_of(place: Place) -> tuple[SlashCommand, ...]:
 class Shortcut(NamedTuple):
     """A key combination, with modifiers named as in KeyboardEvent; `Control` is Command on a Mac."""
 
-    # Keys without modifier apply outside of text input, or in an empty input (`where` is "empty"). No combination is
-    # one that edits text on some system: on a Mac, Option with an arrow or Enter is.
+    # Keys without modifier apply outside of text input, or in an empty input (`where` is "empty"). No combination
+    # edits text on any system; Option with an arrow key or Enter does on a Mac.
     keys: str
-    target: str = ""  # selector, of which the last element is pressed; '': handled by the input, only listed
+    target: str = ""  # selector whose last match is clicked; '': handled by the input itself, and only listed
     where: str = "anywhere"
 
     @property

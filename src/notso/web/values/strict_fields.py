@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 class StrictFields(BaseModel):
     """Rejects unknown fields and values of other types, such as booleans for numbers."""
 
-    # Lists of such models should fail fast: only one error is reported, and each collected one costs a kilobyte.
+    # Lists of such models should fail fast: only one error is reported, and each collected error costs a kilobyte.
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     @model_validator(mode="before")
@@ -27,7 +27,7 @@ class StrictFields(BaseModel):
 
 
 def at_most(entries: int) -> BeforeValidator:
-    """Truncate objects to one entry too many, which the length check then rejects."""
+    """Truncate objects to `entries` + 1, which the length check then rejects."""
 
     # The other entries are dropped unread.
     def cut(given: Any) -> Any:

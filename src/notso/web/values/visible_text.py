@@ -21,6 +21,6 @@ def visible(text: str) -> str:
 
 
 def visible_line(text: str, characters: int) -> str:
-    """Return at most `characters` of a text on one line, invisible characters as spaces."""
+    """Return at most `characters` of a text on one line, with spaces for invisible characters."""
     text = text[: 2 * characters]
     return " ".join("".join(each if is_visible(each) else " " for each in text).split())[:characters]

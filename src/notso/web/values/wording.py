@@ -1,8 +1,8 @@
 """Strings of the pages in the language of the current request: one table per language in ../languages.
 
-The English table is complete together with the labels of sampling parameters, which stand with them. A key that
-another table lacks falls back to English, and so do the strings read by the model, which are never translated. Code in
-another thread sees the request's language only in a copy of its context.
+Labels of sampling parameters are defined with the parameters and complete the English table. A key that another table
+lacks falls back to English, and so do the strings read by the model, which are never translated. Code in another
+thread sees the request's language only if it runs in a copy of the request's context.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ SEPARATORS: dict[str, tuple[str, str]] = {
     "nl": (".", ","),
     "pl": ("\u00a0", ","),
 }
-"""Thousands separator and decimal mark, where they are not those of English."""
+"""Thousands separator and decimal mark, where they differ from English."""
 
 RIGHT_TO_LEFT = frozenset({"ar"})
 
 FAILURE = "failure_"
-"""Prefix of translations of errors, before the error's code. Their English stands where they are raised."""
+"""Prefix of the error's code in keys of translated errors. The English text is where the error is raised."""
 
 FOR_THE_MODEL = "tool_says_"
 """Prefix of strings that the model reads, which are never translated."""
@@ -63,7 +63,7 @@ UNITS: dict[str, tuple[str, ...]] = {
     "en": ("bytes", "kB", "MB", "GB"),
     "fr": ("octets", "ko", "Mo", "Go"),
 }
-"""Units of sizes, where they are not those of English."""
+"""Units of sizes, where they differ from English."""
 
 
 def separators(code: str) -> tuple[str, str]:
@@ -80,12 +80,12 @@ PLURALS: dict[str, tuple[int, Callable[[int], int]]] = {
     "ko": (1, lambda n: 0),
     "zh-Hans": (1, lambda n: 0),
 }
-"""Plural forms of a language, as in CLDR for whole numbers: how many, and which one a number takes."""
+"""Plural forms of a language, as in CLDR for integers: their count, and the index of the form for a number."""
 TWO_FORMS: tuple[int, Callable[[int], int]] = (2, lambda n: n != 1)
 
 
 class Figure(str):
-    """A number as it is shown, and its value, which chooses plural forms."""
+    """A formatted number with its value, which selects plural forms."""
 
     value: float
 
@@ -108,7 +108,7 @@ _FORMATTER = _Formatter()
 
 
 class Phrase(str):
-    """A string of the pages. `{count:token|tokens}` is the form of a word that goes with the number `count`."""
+    """A string of the pages. `{count:token|tokens}` selects the form of a word for the number `count`."""
 
     __slots__ = ()
 
@@ -175,7 +175,7 @@ def translated(said: object) -> str:
     shown = {name: number(value) if isinstance(value, int) else value for name, value in values.items()}
     try:
         return Phrase(phrase).format(**shown)
-    except KeyError:  # a figure that another release, or a damaged child, did not send
+    except KeyError:  # a value that another release or a damaged child process did not send
         return str(said)
 
 
@@ -190,12 +190,12 @@ def number(value: float, decimals: int = 0) -> str:
 
 
 def rate_of(per_second: float) -> str:
-    """Format a rate: a decimal says nothing beside three digits."""
+    """Format a rate, with a decimal below 100."""
     return number(per_second, 1 if per_second < 100 else 0)
 
 
 def isolated(figure: str) -> str:
-    """Keep a figure and its unit in their order within text that runs from right to left."""
+    """Isolate a figure and its unit from the order of right-to-left text."""
     return f"\u2066{figure}\u2069" if language.get() in RIGHT_TO_LEFT else figure
 
 
@@ -214,7 +214,7 @@ def ordinal(number: int) -> str:
 
 
 def chosen_language(wanted: str, accepted: str) -> str:
-    """Return the chosen language, the best of Accept-Language, or English."""
+    """Return the chosen language, else the best match of Accept-Language, else English."""
     if wanted in LANGUAGES:
         return wanted
     ranked: list[tuple[float, int, str]] = []

@@ -87,7 +87,7 @@ async def delete(request: Request, services: Services, owner: Owner, file_id: st
 
 
 def is_anthropic(request: Request) -> bool:
-    """Whether a request comes from a client of Anthropic's API."""
+    """Return whether a request comes from a client of Anthropic's API."""
     return "anthropic-version" in request.headers
 
 
@@ -120,7 +120,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 
 
 def expiry_ms(given: Mapping[str, Any], now_ms: int, param: str) -> int:
-    """Return when a file expires by an `expires_after` object. Raise ApiError (400)."""
+    """Return a file's expiry time from an `expires_after` object. Raises ApiError (400)."""
     seconds = str(given.get("seconds", ""))
     if given.get("anchor") != "created_at":
         raise invalid(f"{param}.anchor", f"{param}.anchor must be created_at")
@@ -130,14 +130,14 @@ def expiry_ms(given: Mapping[str, Any], now_ms: int, param: str) -> int:
 
 
 def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[StoredFile, bytes, list[str]]:
-    # Raise ApiError (400).
+    # Raises ApiError (400).
     fields: dict[str, str] = {}
     found: tuple[str, bytes] | None = None
     ignored = []
     for part, value in _parts(kind, body):
         try:
             name, filename = str(part.get_param("name", "", header="content-disposition")), part.get_filename("file")
-        except (LookupError, ValueError):  # an encoding that does not exist, or does not fit
+        except (LookupError, ValueError):  # an unknown or wrong encoding
             raise invalid("file", "the headers of a form field cannot be read") from None
         if name == "file":
             found = _safe_name(filename), value
@@ -146,11 +146,11 @@ def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[
         else:
             ignored.append(name)
     if found is None:
-        raise invalid("file", "file is required: a form field with its bytes")
+        raise invalid("file", "file is required: a form field with the file's content")
     purpose = fields.get("purpose", usual)
     if purpose not in ("batch", *DOCUMENT_PURPOSES):
         raise invalid(
-            "purpose", f"purpose must be batch, {' or '.join(DOCUMENT_PURPOSES)}; other files have no use here"
+            "purpose", f"purpose must be batch, {' or '.join(DOCUMENT_PURPOSES)}; other purposes are not supported"
         )
     after = {name.removeprefix("expires_after[")[:-1]: fields[name] for name in _NAMES[2:] if name in fields}
     expires_ms = expiry_ms(after, now_ms, "expires_after") if after else 0
@@ -159,8 +159,8 @@ def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[
 
 
 def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:
-    # Raise ApiError (400) for too many. `email` reads the headers only: it would read contents line by line, and forms
-    # within forms.
+    # Raises ApiError (400) for too many fields. The `email` package parses only the headers, because it would split
+    # contents into lines and parse nested forms.
     form = HeaderParser().parsestr(f"Content-Type: {kind}")
     boundary = (form.get_boundary() or "").encode("latin-1", "replace")
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2) if boundary else []

@@ -28,7 +28,7 @@ router = APIRouter()
 
 WINDOW_SECONDS = 86_400
 OUTPUT_SECONDS = 30 * 86_400
-"""Lifetime of output files unless `output_expires_after` says otherwise."""
+"""Default lifetime of output files."""
 
 
 class ExpiresAfter(Fields):
@@ -52,14 +52,14 @@ NOTES = {
     "input_file_id": works("a file uploaded with purpose `batch`"),
     "endpoint": works("/v1/chat/completions, /v1/completions or /v1/responses"),
     "completion_window": works("24h"),
-    "metadata": works("comes back with the batch"),
-    "output_expires_after": works("30 days unless given"),
+    "metadata": works("returned with the batch"),
+    "output_expires_after": works("lifetime of the output files; default 30 days"),
 }
 
 
 @router.post("/v1/batches", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer the requests of an uploaded file, whenever nothing else is to be answered."""
+    """Create a batch from the requests in an uploaded file, which are answered while the server is idle."""
     fields, ignored = await read_body(request, _read)
     now_ms = time.time_ns() // 1_000_000
     lifetime = fields.output_expires_after
@@ -67,7 +67,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
         expiry_ms(lifetime.model_dump(), now_ms, "output_expires_after")
     file = await found_file(services, owner, fields.input_file_id, "input_file_id")
     if file.purpose != "batch":
-        raise invalid("input_file_id", "input_file_id must be a file of purpose batch")
+        raise invalid("input_file_id", "input_file_id must be a file with purpose batch")
     batch_id = new_id("batch", "_")
     body = {
         "id": batch_id,
@@ -117,7 +117,7 @@ async def show(services: Services, owner: Owner, batch_id: str) -> Response:
 
 @router.post("/v1/batches/{batch_id}/cancel", dependencies=[GUARDED])
 async def cancel(request: Request, services: Services, owner: Owner, batch_id: str) -> Response:
-    """Stop a batch. What was answered becomes available; no effect after its end."""
+    """Stop a batch. Answers so far become available. No effect after its end."""
     for _ in range(3):  # the status may change between reading and writing
         batch = await _found(services, owner, batch_id)
         body = dict(batch.body)
@@ -133,7 +133,7 @@ async def cancel(request: Request, services: Services, owner: Owner, batch_id: s
 async def _found(services: ApiServices, owner: str, batch_id: str) -> StoredBatch:
     batch = await services.shared.store.records.batch(owner, batch_id)
     if batch is None:
-        raise ApiError(404, "not_found", "no batch of that id is stored", param="batch_id")
+        raise ApiError(404, "not_found", "no batch with that id is stored", param="batch_id")
     return batch
 
 

@@ -1,4 +1,4 @@
-"""Execution of batches: leased from the database, so that any replica continues what another one left."""
+"""Execution of batches, which are leased from the database, so that any replica can continue them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from notso.web.values.request_id import HEADER
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_LINES = 50_000
 MAX_ERRORS = 100
-"""Errors reported of an invalid input file."""
+"""Maximum errors reported for an invalid input file."""
 MAX_BATCHES = 4
-"""Batches of different owners at once; those of one owner run one after another."""
+"""Batches of different owners that run at once; batches of one owner run one after another."""
 MAX_AT_ONCE = 32
 LOOK_SECONDS = 10.0
-"""Interval at which batches of other replicas and of an earlier start are looked for."""
+"""Interval between searches for batches left by other replicas or an earlier run."""
 RENEW_SECONDS = 5.0
 _log = logging.getLogger("notso.web.api")
 
@@ -57,7 +57,7 @@ class BatchRunner:
         self._task = asyncio.create_task(self._look())
 
     async def close(self) -> None:
-        """Stop; lines without an answer are answered after the next start."""
+        """Stop. The remaining lines are answered after the next start."""
         tasks = [task for _, task in self._running.values()]
         for task in (*tasks, *([self._task] if self._task is not None else [])):
             task.cancel()
@@ -67,7 +67,7 @@ class BatchRunner:
         self._due.set()
 
     def stop(self, batch_id: str) -> None:
-        """Act on a cancelled batch at once, if it runs here."""
+        """Stop a canceled batch at once, if it runs here."""
         if (stopping := self._stopping.get(batch_id)) is not None:
             stopping.set()
         self.wake()
@@ -76,10 +76,10 @@ class BatchRunner:
         records, store = self._services.shared.store.records, self._services.shared.store
         while True:
             self._due.clear()
-            with contextlib.suppress(NotsoError):  # the database is away; the next round tries again
+            with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 while len(self._running) < MAX_BATCHES:
                     busy = [owner for owner, _ in self._running.values()]
-                    # A store of this process alone holds no lease of a live one.
+                    # A store that is not shared has no leases of other running processes.
                     now_ms = _now_ms() if store.is_shared else 1 << 62
                     batch = await records.claim_batch(self._holder, busy, now_ms)
                     if batch is None:
@@ -96,9 +96,9 @@ class BatchRunner:
             await _Run(self._services, self._ring, self._holder, batch, self._stopping[batch.id], self._app).run()
             self.wake()
         except NotsoError as error:
-            _log.warning("a batch is interrupted, and continued later: %s", error)
+            _log.warning("a batch was interrupted and will be continued later: %s", error)
         except Exception:
-            _log.exception("a batch is interrupted, and continued later")
+            _log.exception("a batch was interrupted and will be continued later")
         finally:
             del self._stopping[batch.id]
             del self._running[batch.id]
@@ -127,7 +127,7 @@ class _Run:
         self._stopping = stopping
         self._app = app
         self._inside = AccessLog(ApiEdge(services.inside))
-        self._lost = False  # another process has the batch
+        self._lost = False  # another process has leased the batch
 
     async def run(self) -> None:
         lines: list[bytes] = []
@@ -173,7 +173,7 @@ class _Run:
             await asyncio.wait(tasks)
 
     async def _watch(self) -> None:
-        """Renew the lease; return once the batch is cancelled, late or lost."""
+        """Renew the lease until the batch is canceled, late or lost."""
         while True:
             batch = await self._records.renew_batch(self._batch.id, self._holder, _now_ms())
             self._lost = batch is None
@@ -297,7 +297,7 @@ def _validated(content: bytes, endpoint: str) -> tuple[list[bytes], list[dict[st
     if len(lines) > MAX_LINES:
         errors.append(_error("too_many_tasks", f"a batch has at most {MAX_LINES:,} lines; this one has {len(lines):,}"))
     if not lines and not errors:
-        errors.append(_error("empty_file", "the input file is empty, or has been deleted"))
+        errors.append(_error("empty_file", "the input file is empty or has been deleted"))
     return lines, errors
 
 

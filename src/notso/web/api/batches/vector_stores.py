@@ -1,4 +1,4 @@
-"""Routes for vector stores: libraries of documents, which are searched by words, without embeddings."""
+"""Routes for vector stores, OpenAI's name for libraries of documents. They are searched by words, not embeddings."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ F = TypeVar("F", bound=BaseModel)
 
 
 class ChunkingStrategy(Fields):
-    """How files are cut into passages, which is fixed here."""
+    """How files are divided into passages; only the default is available."""
 
     type: Literal["auto", "static", "other"]
     static: dict[str, Any] | None = None
@@ -115,33 +115,34 @@ class SearchFields(Fields):
 
 
 STORE_NOTES: Notes = {
-    "name": works("a project of that name; a number is appended if there is one"),
-    "description": hint("not stored", "an empty text"),
+    "name": works("the store's name, and that of its project on the page; a number is appended if the name is taken"),
+    "description": hint("not stored", "an empty string"),
     "file_ids": works(f"up to {MAX_FILES_AT_ONCE} files, uploaded with purpose `assistants` or `user_data`"),
-    "chunking_strategy": hint("passages have some 220 tokens and end with a page", "`auto`"),
+    "chunking_strategy": hint("passages have about 220 tokens and do not cross pages", "`auto`"),
     "metadata": hint("not stored", "an empty object"),
-    "expires_after": inert("null", "delete it when it is no longer needed"),
+    "expires_after": inert("null", "delete the vector store when it is no longer needed"),
 }
 CHANGED_NOTES: Notes = {name: STORE_NOTES[name] for name in ("name", "metadata", "expires_after")}
 FILE_NOTES: Notes = {
     "file_id": works("a file uploaded with purpose `assistants` or `user_data`"),
-    "attributes": hint("not stored, as searches cannot be filtered", "an empty object"),
+    "attributes": hint("not stored, because searches cannot be filtered", "an empty object"),
     "chunking_strategy": STORE_NOTES["chunking_strategy"],
 }
 SEARCH_NOTES: Notes = {
     "query": works(
-        f"a text of up to {MAX_QUERY_CHARACTERS:,} characters, or up to {MAX_QUERIES}; their words are searched for"
+        f"up to {MAX_QUERY_CHARACTERS:,} characters, or a list of up to {MAX_QUERIES} queries; finds passages that "
+        "contain words of the queries"
     ),
-    "max_num_results": works(f"1 to {MAX_RESULTS}, by default {USUAL_RESULTS}"),
+    "max_num_results": works(f"1 to {MAX_RESULTS}; default {USUAL_RESULTS}"),
     "ranking_options": works("`score_threshold`"),
-    "rewrite_query": hint("the query is searched for as it is", "false"),
-    "filters": inert("null", "use one vector store for each set of files that is searched"),
+    "rewrite_query": hint("queries are used unchanged", "false"),
+    "filters": inert("null", "use a separate vector store for each set of files to search"),
 }
 
 
 @router.post("/v1/vector_stores", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
-    """Create a library that file_search and searches read."""
+    """Create a vector store for searches and `file_search`."""
     fields, headers = await _read(request, VectorStoreFields, STORE_NOTES)
     file_ids = list(dict.fromkeys(fields.file_ids or ()))
     for at, file_id in enumerate(file_ids):
@@ -158,7 +159,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 
 @router.get("/v1/vector_stores", dependencies=[GUARDED])
 async def stores(request: Request, services: Services, owner: Owner) -> Response:
-    """List libraries, newest first, including those of others that the caller may read."""
+    """List vector stores, newest first, including those of other users that the caller may read."""
     documents = Counter[tuple[str, str]]()
     sizes = Counter[str]()
     for each in await services.shared.store.documents.documents(owner):
@@ -171,26 +172,26 @@ async def stores(request: Request, services: Services, owner: Owner) -> Response
 
 @router.get("/v1/vector_stores/{store_id}", dependencies=[GUARDED])
 async def show(services: Services, owner: Owner, store_id: str) -> Response:
-    """Return a library with the number of its files."""
+    """Return a vector store with the number of its files."""
     return JSONResponse(await _store_object(services, owner, await found_library(services, owner, store_id)))
 
 
 @router.post("/v1/vector_stores/{store_id}", dependencies=[GUARDED])
 async def change(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
-    """Rename a library."""
+    """Rename a vector store."""
     library = await found_library(services, owner, store_id, rights=("own",))
     fields, headers = await _read(request, ChangedFields, CHANGED_NOTES)
     if fields.name is not None:
         changed = await services.shared.store.documents.change_library(owner, library.id, name=_name(fields.name))
         if not changed:
-            raise ApiError(409, "conflict", "there is a vector store of that name", param="name")
+            raise ApiError(409, "conflict", "a vector store with that name already exists", param="name")
     found = await found_library(services, owner, store_id)
     return JSONResponse(await _store_object(services, owner, found), headers=headers)
 
 
 @router.delete("/v1/vector_stores/{store_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, store_id: str) -> Response:
-    """Delete a library with its documents. Uploaded files stay."""
+    """Delete a vector store with its documents. Uploaded files are kept."""
     library = await found_library(services, owner, store_id, rights=("own",))
     await services.shared.store.documents.delete_library(owner, library.id)
     return JSONResponse({"id": store_id, "object": "vector_store.deleted", "deleted": True})
@@ -198,7 +199,7 @@ async def delete(services: Services, owner: Owner, store_id: str) -> Response:
 
 @router.post("/v1/vector_stores/{store_id}/search", dependencies=[GUARDED])
 async def search(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
-    """Return the passages that contain words of the query, the best first."""
+    """Return the passages that contain words of the query, best first."""
     library = await found_library(services, owner, store_id)
     fields, headers = await _read(request, SearchFields, SEARCH_NOTES | RANKING_NOTES)
     queries = [fields.query] if isinstance(fields.query, str) else fields.query
@@ -215,7 +216,7 @@ async def search(request: Request, services: Services, owner: Owner, store_id: s
 
 @router.post("/v1/vector_stores/{store_id}/files", dependencies=[GUARDED])
 async def add_file(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
-    """Add an uploaded file to a library. It is read in the background."""
+    """Add an uploaded file to a vector store. It is parsed in the background."""
     library = await found_library(services, owner, store_id, rights=("own", "add"))
     fields, headers = await _read(request, VectorStoreFileFields, FILE_NOTES)
     document = await _add(services, owner, library, fields.file_id, "file_id")
@@ -224,7 +225,7 @@ async def add_file(request: Request, services: Services, owner: Owner, store_id:
 
 @router.get("/v1/vector_stores/{store_id}/files", dependencies=[GUARDED])
 async def files(request: Request, services: Services, owner: Owner, store_id: str) -> Response:
-    """List the documents of a library, newest first."""
+    """List the documents of a vector store, newest first."""
     library = await found_library(services, owner, store_id)
     wanted = request.query_params.get("filter")
     found = await services.shared.store.documents.documents(owner, library.id)
@@ -242,7 +243,7 @@ async def show_file(services: Services, owner: Owner, store_id: str, file_id: st
 
 @router.get("/v1/vector_stores/{store_id}/files/{file_id}/content", dependencies=[GUARDED])
 async def file_content(services: Services, owner: Owner, store_id: str, file_id: str) -> Response:
-    """Return the text that was read from a document."""
+    """Return the text that was extracted from a document."""
     library = await found_library(services, owner, store_id)
     document = await _document(services, owner, library, file_id)
     found = await services.shared.store.documents.text(owner, document.id)
@@ -253,7 +254,7 @@ async def file_content(services: Services, owner: Owner, store_id: str, file_id:
 
 @router.delete("/v1/vector_stores/{store_id}/files/{file_id}", dependencies=[GUARDED])
 async def remove_file(services: Services, owner: Owner, store_id: str, file_id: str) -> Response:
-    """Delete a document with everything derived from it. The uploaded file stays."""
+    """Delete a document with everything derived from it. The uploaded file is kept."""
     library = await found_library(services, owner, store_id, rights=("own",))
     document = await _document(services, owner, library, file_id)
     await services.shared.store.documents.delete(owner, document.id)
@@ -317,12 +318,12 @@ def _file_object(document: StoredDocument, file_id: str) -> dict[str, Any]:
 
 
 async def _file_content(services: ApiServices, owner: str, file_id: str, param: str) -> tuple[str, bytes]:
-    # Raise ApiError: 404 if unknown, 400 if it is no document.
+    # Raises ApiError: 404 if unknown, 400 if it cannot be a document.
     file = await found_file(services, owner, file_id, param)
     if file.purpose not in DOCUMENT_PURPOSES:
-        raise invalid(param, f"{param} must be a file of purpose {' or '.join(DOCUMENT_PURPOSES)}")
+        raise invalid(param, f"{param} must be a file with purpose {' or '.join(DOCUMENT_PURPOSES)}")
     if file.size > MAX_FILE_BYTES or not file.size:
-        raise invalid(param, f"{param} must have 1 byte to {MAX_FILE_BYTES // MIB} MiB")
+        raise invalid(param, f"{param} must be a file of 1 byte to {MAX_FILE_BYTES // MIB} MiB")
     parts = [part async for part in services.shared.store.records.content(owner, file.id)]
     return file.name, b"".join(parts)
 
@@ -337,12 +338,12 @@ async def _add(services: ApiServices, owner: str, library: Library, file_id: str
 
 
 async def _document(services: ApiServices, owner: str, library: Library, file_id: str) -> StoredDocument:
-    # Raise ApiError (404).
+    # Raises ApiError (404).
     ids = [document_id_of(file_id, library.id), *filter(is_id, [file_id.removeprefix("file-")])]
     for each in await services.shared.store.documents.some(owner, ids):
         if each.library_id == library.id:
             return each
-    # Added when the library had its content already, under another id.
+    # If the library already had the same content, the file's document has another id.
     file = await services.shared.store.records.file(owner, file_id)
     if file is not None and file.size <= MAX_FILE_BYTES:
         parts = [part async for part in services.shared.store.records.content(owner, file_id)]
@@ -350,4 +351,4 @@ async def _document(services: ApiServices, owner: str, library: Library, file_id
         for each in await services.shared.store.documents.documents(owner, library.id):
             if each.sha256 == digest:
                 return each
-    raise ApiError(404, "not_found", "the vector store has no file of that id", param="file_id")
+    raise ApiError(404, "not_found", "the vector store has no file with that id", param="file_id")

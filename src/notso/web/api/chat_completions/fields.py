@@ -79,7 +79,7 @@ class UserMessage(Fields):
 
 
 class CalledFunction(Fields):
-    """A past call; `arguments` is JSON text unless it was cut off."""
+    """A past call; `arguments` is JSON, unless it was cut off."""
 
     name: Name
     arguments: Text | None = None
@@ -96,7 +96,7 @@ class Call(Fields):
 
 
 class AssistantMessage(Fields):
-    """An earlier answer. As the last message, it is continued."""
+    """An earlier answer. If it is the last message, it is continued."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -176,7 +176,7 @@ class RegexFormat(Fields):
 
 
 class Schema(Fields):
-    """A JSON schema, enforced whatever `strict` says."""
+    """A JSON schema, enforced regardless of `strict`."""
 
     name: Name | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -190,14 +190,14 @@ class SchemaFormat(Fields):
     type: Literal["json_schema"]
     json_schema: Schema | None = None
     value: Schema | None = None  # TGI's name
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # without a name, as Together takes it
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # Together's form, without a name
 
 
 AnyFormat = Annotated[TextFormat | ObjectFormat | RegexFormat | SchemaFormat, Field(discriminator="type")]
 
 
 class TemplateOptions(Fields):
-    """Chat template variables that clients may set, by the names of several models."""
+    """Chat template variables that clients may set, under the names that several models use."""
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
@@ -283,9 +283,9 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
         "A final assistant message is continued"
     ),
     "max_tokens": works("maximum tokens, including reasoning; if omitted, -1 or too large: what fits"),
-    "max_completion_tokens": works("newer name of `max_tokens`"),
-    "logprobs": works("log probabilities of the generated tokens, from the model alone, before any filter"),
-    "top_logprobs": works("the 0 to 20 most likely tokens with each one; requires `logprobs`"),
+    "max_completion_tokens": works("newer name for `max_tokens`"),
+    "logprobs": works("raw log probabilities of the generated tokens, before temperature and filters"),
+    "top_logprobs": works("the 0 to 20 most likely tokens at each position; requires `logprobs`"),
     "response_format": works(
         "`text`, `json_object` (with `schema`, as in llama.cpp) or `json_schema` (the schema also as `schema`); TGI's "
         "`json` and `regex` with `value`; enforced after the reasoning, regardless of `strict`: see "
@@ -306,14 +306,14 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "thinking": works("true or false, or `type` `enabled`, `disabled`, `adaptive` with `budget_tokens`"),
     "think": works("true or false, or an effort as in `reasoning_effort`"),
     "reasoning": works("`effort` as in `reasoning_effort`, `max_tokens` as `thinking_budget`, `enabled`"),
-    "thinking_budget": works("the same in tokens; overrides `reasoning_effort`"),
-    "thinking_token_budget": works("vLLM's name of `thinking_budget`"),
+    "thinking_budget": works("maximum reasoning tokens; overrides `reasoning_effort`"),
+    "thinking_token_budget": works("vLLM's name for `thinking_budget`"),
     "reasoning_format": works(
         "`auto` and `deepseek` return reasoning in `reasoning_content`; `none` leaves it in the text, within tags"
     ),
     "store": hint(
-        "chat completions are not stored; /v1/responses are; with X-Conversation-Id, true: the stream continues after a"
-        " restart",
+        "chat completions are not stored, but /v1/responses are; with X-Conversation-Id, true lets the stream continue "
+        "after a restart",
         "false",
     ),
     "service_tier": hint("there is only one tier", "`auto`, `default`"),
@@ -322,7 +322,7 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt_cache_retention": hint("prompts are cached as long as there is space"),
     "prompt_cache_options": hint("prompts are cached as long as there is space"),
     "metadata": hint("describes the caller; returned by /v1/responses only"),
-    "verbosity": hint("ask for it in the messages", "`medium`", "use low, medium or high"),
+    "verbosity": hint("ask for a shorter or longer answer in the messages", "`medium`", "use low, medium or high"),
     "prediction": hint("speculative decoding is automatic"),
     "modalities": inert("`text`", "the model reads and writes text only"),
     "include_reasoning": inert("true", "use reasoning_effort none, or ignore the reasoning"),
@@ -335,7 +335,7 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "add_generation_prompt": works("false: a final assistant message is continued"),
     "continue_final_message": works("false: a final assistant message is not continued, but followed by another"),
     "functions": inert("an empty list", "use tools"),
-    "function_call": inert("`none` or `auto`: without `functions` there is none", "use tool_choice"),
+    "function_call": inert("`none` or `auto`, because there are no `functions`", "use tool_choice"),
     "audio": inert("null", "the model reads and writes text only"),
     "moderation": inert("null", "moderation is not available; remove this field"),
     "web_search_options": inert("null", "provide a search tool"),
@@ -346,15 +346,17 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "input_audio": refused("the model reads text only"),
     "file": works(
         "`file_data`, base64 or a data URL, with `filename`, or `file_id`: a PDF, office document, table, e-mail or "
-        "text, whose text stands in its place",
+        "text, whose text is inserted in its place",
         "send file_data with a filename, or file_id",
     ),
     "name": hint("of a message: the model's template has no names; mention the name in the text"),
-    "refusal": works("of an assistant's message: used as content if there is none"),
+    "refusal": works("of an assistant message: used as the content if that is missing"),
     "reasoning_details": hint("of an assistant message: earlier reasoning is left out of the prompt"),
     "annotations": hint("of an assistant message: its text contains what they refer to", "an empty list"),
     "provider_specific_fields": hint("of an assistant message: the meaning on another server is unknown"),
-    "strict": works("of a tool: its arguments follow their schema; if a call is required, those of all tools do"),
+    "strict": works(
+        "of a tool: true enforces the schema of its arguments; a required call enforces those of all tools"
+    ),
 }
 """Notes on nested fields."""
 
@@ -379,7 +381,7 @@ class ChatRequest(ApiRequest):
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """Validate a chat completion. Raise ApiError (400) naming the field."""
+    """Validate a chat completion. Raises ApiError (400) naming the field."""
     fields = read_fields(ChatFields, body, CHAT_NOTES | WITHIN_CHAT)
     check_stream_options(fields)
     messages = tuple(_message(message) for message in fields.messages)

@@ -45,7 +45,7 @@ class ControlFields(Fields):
 @router.post("/chat/completions", dependencies=[GUARDED])
 @router.post("/v1/chat/completions", dependencies=[GUARDED])
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a conversation. Disconnecting stops the answer, unless X-Conversation-Id was sent."""
+    """Create a chat completion. Disconnecting stops it, unless X-Conversation-Id was sent."""
     asked = await read_body_with_files(
         request, openai_files, lambda body, files: parsed_with_files(body, files, parse_chat_request)
     )
@@ -112,15 +112,15 @@ async def _streams(request: Request, services: ApiServices, owner: str) -> Resum
     here = services.resumable_streams.find(owner, conversation)
     stream = here or await services.resumable_streams.elsewhere.find(owner, conversation)
     if stream is None and await services.shared.store.records.open_stream(owner, conversation) is not None:
-        said = "the server that wrote this response has ended; another one will continue it"
+        said = "the server that was generating this response has stopped; another one will continue it"
         raise ApiError(503, "model_loading", said, retry_after_seconds=2)
     if stream is None:
-        raise ApiError(404, "not_found", "no response is kept for that conversation", param="conv_id")
+        raise ApiError(404, "not_found", "no response of that conversation is available", param="conv_id")
     return stream
 
 
 class ChatSerializer:
-    """Serializer for chunks, with one finish per choice, and [DONE]."""
+    """Writes chunks, one with the finish reason per choice, and [DONE]."""
 
     ping = PING
 
@@ -171,7 +171,7 @@ class ChatSerializer:
     def _chunk(
         self, number: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
     ) -> dict[str, Any]:
-        # As in OpenAI's streams, usage is null until the last chunk where it was asked for.
+        # As in OpenAI's streams, a requested usage is null until the last chunk.
         unknown = {"usage": None} if self._asked.include_usage else {}
         return self._completion.chunk(number, delta, reason, logprobs, **unknown, **more)
 

@@ -55,8 +55,8 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000
-"""Limit of prompt log probabilities per request, counted by characters or ids, which are at least as many as tokens."""
-DEFAULT_MAX_TOKENS = 16  # of OpenAI's API
+"""Limit of prompt log probabilities per request, counted in characters or ids (an upper bound of the tokens)."""
+DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
 
 TokenIds = Annotated[
@@ -91,9 +91,9 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     "echo": works(
         "true: return the prompt before the answer, with the log probabilities of its tokens if `logprobs` is set"
     ),
-    "logprobs": works("the 0 to 20 most likely tokens with each one, in the four lists of the older API"),
+    "logprobs": works("the 0 to 20 most likely tokens at each position, as the four lists of OpenAI's completions"),
     "suffix": inert(
-        "an empty text",
+        "an empty string",
         "the model was not trained to fill in the middle; use a chat completion",
     ),
     "response_format": later("use json_schema, or /v1/chat/completions"),
@@ -112,7 +112,7 @@ class TextRequest(ApiRequest):
 
 
 def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
-    """Validate a text completion. Raise ApiError (400) naming the field."""
+    """Validate a text completion. Raises ApiError (400) naming the field."""
     _check_prompts(body.get("prompt"))
     fields = read_fields(TextFields, body, TEXT_NOTES | WITHIN_SAMPLING)
     check_stream_options(fields)
@@ -121,7 +121,10 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
         raise invalid("prompt", "prompt is empty", "empty_prompt")
     scored = fields.logprobs if fields.echo else None
     if scored is not None and (wanted := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
-        raise invalid("logprobs", f"logprobs for prompts of {wanted:,}, at most {MAX_SCORED:,}: give fewer at a time")
+        raise invalid(
+            "logprobs",
+            f"logprobs of {wanted:,} tokens exceed {MAX_SCORED:,}: send fewer prompts",
+        )
     grammar, said_by = grammar_of(fields)
     asked = either(fields, "max_tokens", "max_new_tokens", "n_predict")
     longest = DEFAULT_MAX_TOKENS if asked is None else asked
@@ -154,7 +157,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
 
 
 def with_texts(asked: TextRequest, detokenize: Callable[[Sequence[int]], str]) -> TextRequest:
-    """Decode prompts given as token ids. Raise ApiError (400) for invalid ids."""
+    """Decode prompts given as token ids. Raises ApiError (400) for invalid ids."""
     try:
         texts = tuple(prompt if isinstance(prompt, str) else detokenize(_ids(prompt)) for prompt in asked.prompts)
     except InvalidRequestError as error:
@@ -178,7 +181,7 @@ def _listed(given: list[str] | list[int] | list[list[int]]) -> Iterator[str | li
 
 
 def _check_prompts(prompts: object) -> None:
-    # Checked before pydantic, as its errors would refer to another of the possible list types.
+    # Checked before pydantic validates, because its errors could refer to a different list type.
     if not isinstance(prompts, list):
         return
     if any(isinstance(each, int) for each in prompts):
@@ -189,7 +192,7 @@ def _check_prompts(prompts: object) -> None:
     if any(isinstance(each, list) for each in prompts):
         for index, each in enumerate(prompts):
             if not isinstance(each, list) or not each:
-                raise invalid(f"prompt.{index}", f"prompt.{index} must be a list of token ids, one or more")
+                raise invalid(f"prompt.{index}", f"prompt.{index} must be a list of one or more token ids")
             _check_ids(f"prompt.{index}", each)
 
 
@@ -198,11 +201,11 @@ def _check_ids(name: str, ids: list[object]) -> None:
         raise invalid(name, f"{name} is limited to {MAX_PROMPT_IDS:,} token ids")
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 1 << 31:
-            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id like its neighbors")
+            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, as the others in the list")
 
 
 class TextSerializer:
-    """Serializer for chunks, with one finish per choice, and [DONE]."""
+    """Writes chunks, one with the finish reason per choice, and [DONE]."""
 
     ping = PING
 
@@ -287,7 +290,7 @@ router = APIRouter()
 
 @router.post("/v1/completions", dependencies=[GUARDED])
 async def completions(request: Request, services: Services, owner: Owner) -> Response:
-    """Continue a text. Disconnecting stops it, unless X-Conversation-Id was sent."""
+    """Create a completion of a text. Disconnecting stops it, unless X-Conversation-Id was sent."""
     asked = await read_body(request, parse_text_request)
     if asked.echo and not all(asked.texts):
         read = asked

@@ -1,6 +1,6 @@
 """Routes of the engine API, and the sessions of front ends, which survive broken connections.
 
-The format may change with every release; the path has its version.
+The format may change with every release; the path contains the version.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from notso.web.values.json_steps import json_bytes
 STOPPING = Sentence("the engine is stopping", "engine_stopping")
 HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
-"""Time without connection before a session and its answers end; longer than a front end waits."""
+"""Time without a connection before a session and its answers end; longer than a front end waits."""
 PREPARED_SECONDS = 10.0
 MOST_OPEN = 512
 MOST_PREPARED = 64
@@ -62,7 +62,7 @@ class _Answer:
     stopped: bool = False
 
     def read(self, after: int) -> list[Event]:
-        # An answer stopped before the engine had it consists of its end only.
+        # An answer that was stopped before the engine received it consists of its end only.
         if self.generation is not None:
             return self.generation.read(after)
         is_over = self.begun is not None and self.begun.done() and not after
@@ -77,7 +77,7 @@ class _Prepared:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """State of one connection; a newer one of the session replaces it."""
+    """State of one connection, replaced when the session reconnects."""
 
     news: asyncio.Event = field(default_factory=asyncio.Event)
     sent: dict[int, int] = field(default_factory=dict)
@@ -92,7 +92,9 @@ class Session:
         self._among = among
         self._answers: dict[int, _Answer] = {}
         self._stream = _Stream()
-        self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, among.remove, self)  # until it is read
+        self._expires = asyncio.get_running_loop().call_later(
+            SESSION_SECONDS, among.remove, self
+        )  # until the first connection
 
     @property
     def _open(self) -> int:
@@ -102,7 +104,7 @@ class Session:
         self._stream.news.set()
 
     async def begin(self, number: int, asked: Asked, prepared: str | None, off_loop: OffLoop) -> None:
-        """Start an answer; idempotent per `number`. Raise the engine's error."""
+        """Start an answer; idempotent per `number`. Raises the engine's error."""
         answer = self._answers.get(number)
         if answer is None:
             shared = self._among.services.shared
@@ -150,7 +152,7 @@ class Session:
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
         """Yield updates after the `read` events until a newer connection replaces this one.
 
-        Answers up to `up_to` that the front end no longer knows are ended.
+        Answers numbered up to `up_to` that the front end no longer lists are stopped.
         """
         self._expires.cancel()
         old, self._stream = self._stream, _Stream(sent=dict(read))
@@ -241,7 +243,7 @@ class FrontEnds:
         return About(state, host.failure, host.info, self._adapters)
 
     def session(self, name: str) -> Session:
-        """Return or create a session. Raise EngineError at the limit."""
+        """Return or create a session. Raises EngineError at the limit."""
         if name not in self._sessions:
             if len(self._sessions) >= MOST_SESSIONS:
                 raise EngineError("too many front ends")
@@ -250,7 +252,7 @@ class FrontEnds:
         return self._sessions[name]
 
     def known(self, name: str) -> Session:
-        """Return a session. Raise EngineError if unknown."""
+        """Return a session. Raises EngineError if unknown."""
         session = self._sessions.get(name)
         if session is None:
             raise EngineError("the engine was restarted; send the request again")
@@ -261,7 +263,7 @@ class FrontEnds:
         self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
 
     async def load(self, running: RunningRequest) -> ChatEngine:
-        """Return the default engine, held by a request. Raise ModelError."""
+        """Return the default engine, held by a request. Raises ModelError."""
         engine = await running.load()
         if engine is None:
             raise EngineError(STOPPING)
@@ -294,7 +296,7 @@ class FrontEnds:
             self._watch()
 
     def _watch(self) -> None:
-        if not self._watching:  # the registration of an earlier session may still be there
+        if not self._watching:  # an earlier session may have registered already
             self._watching = True
             self.services.shared.engine.when_changed(self._changed)
 
@@ -357,7 +359,7 @@ async def prepare(request: Request, ends: Ends) -> Response:
 
 @router.post("/steer", dependencies=[FRONT_ENDS_ONLY])
 async def steer(request: Request, ends: Ends) -> Response:
-    """End answers, or their reasoning."""
+    """Stop answers, or end their reasoning."""
 
     async def answer() -> Response:
         told = await _read(request, ends, _Steered)

@@ -66,12 +66,12 @@ _ORDER = (
     *("dry_sequence_breakers", "mirostat", "adaptive_target", "adaptive_decay", "stop", "max_tokens", "n_predict"),
     *("n_keep", "n_discard", "ignore_eos", "logit_bias"),
 )
-"""llama.cpp's order; others follow."""
+"""Order of llama.cpp's parameters; others follow."""
 _NOT_LLAMA_CPP = ("min_tokens", "stop_token_ids")
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:
-    """Return all parameters; samplers not supported appear as off."""
+    """Return all parameters; unsupported samplers are shown as off."""
     named = {
         next(iter(spelled)): list(value) if isinstance(value := getattr(params, name), tuple) else value
         for name, each in PARAMETERS.items()
@@ -100,7 +100,7 @@ MAX_RESPONSE_FIELDS = 64
 MAX_TEXTS = 1024
 """Limit of prompt texts per request; each is tokenized separately."""
 BANNED = -100.0
-"""Bias of tokens set to `false`: none is ever sampled."""
+"""Bias of tokens set to `false`, which are never sampled."""
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Bias = float | Literal[False]
@@ -145,24 +145,26 @@ class NativeFields(GrammarFields):
 NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
         'a text, a list of token ids and texts, or `{"prompt_string": text}`; or a list of up to '
-        f"{MAX_PROMPTS} of these, each of which is answered; with up to {MAX_TEXTS:,} texts in all. "
+        f"{MAX_PROMPTS} of these, each of which is answered; with up to {MAX_TEXTS:,} texts in total. "
         "Control tokens in the text are recognized"
     ),
     "max_tokens": works("alias of `n_predict`"),
     "n_predict": works("maximum tokens; if omitted or -1: what fits; 0 processes the prompt and generates nothing"),
     "n_cmpl": works("alias of `n`"),
     "logit_bias": works(
-        "up to 1,024 pairs of a token id, or a text for all its tokens, with -100..100 or false, which is -100; or an "
-        "object of these"
+        "up to 1,024 pairs of a token id, or a text for each of its tokens, and a bias of -100 to 100 or false (-100); "
+        "or an object that maps the former to the latter"
     ),
-    "n_probs": works("the 0 to 20 most likely tokens with each one, from the model alone, before any filter"),
+    "n_probs": works("the 0 to 20 most likely tokens at each position, before temperature and filters"),
     "return_tokens": works("true: return token ids; always included in streams"),
-    "response_fields": works("the fields of the whole response, with slashes for nested ones; streams return all"),
-    "post_sampling_probs": inert("false", "probabilities are those of the model, before any filter; use n_probs"),
+    "response_fields": works(
+        "the fields of a whole response, with slashes for nested ones; streams contain all fields"
+    ),
+    "post_sampling_probs": inert("false", "only raw probabilities are available; use n_probs"),
     "speculative.n_max": hint("draft tokens do not change responses"),
     "speculative.n_min": hint("draft tokens do not change responses"),
     "speculative.p_min": hint("draft tokens do not change responses"),
-    "lora": refused("adapters are not available"),
+    "lora": refused("send the adapter's name as model"),
     "response_format": refused("use json_schema"),
     "messages": refused("use /v1/chat/completions, or a prompt"),
 }
@@ -197,7 +199,7 @@ class NativeRequest(ApiRequest):
 
 
 def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
-    """Validate a completion. Raise ApiError (400) naming the field."""
+    """Validate a completion. Raises ApiError (400) naming the field."""
     fields = read_fields(NativeFields, body, NATIVE_NOTES | WITHIN_NATIVE)
     check_stream_options(fields)
     pieces = tuple(_pieces(fields.prompt))
@@ -248,7 +250,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
 def tokenized(
     asked: NativeRequest, tokenize: Callable[[str], list[int]], detokenize: Callable[[list[int]], str]
 ) -> NativeRequest:
-    """Convert prompts and biases to token ids. Raise ApiError (400) if invalid, empty or too many."""
+    """Convert prompts and biases to token ids. Raises ApiError (400) if invalid, empty or too many."""
     try:
         prompts = [[token for piece in pieces for token in _ids(piece, tokenize)] for pieces in asked.pieces]
         if not all(prompts):
@@ -292,11 +294,11 @@ def _biases(given: Biases | None) -> Iterator[TokenBias]:
 
 
 NO_SLOT = -1
-"""`id_slot` of every answer, as answers have no slots."""
+"""`id_slot` of every answer, because answers have no slots."""
 
 
 class NativeSerializer:
-    """Serializer for text pieces and one final event per choice with `stop` set; no event marks the stream's end."""
+    """Writes text pieces and one final event per choice with `stop` set; no event marks the stream's end."""
 
     ping = PING
 

@@ -30,7 +30,7 @@ from notso.web.api.request_fields.fields import (
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, Whole, sampling_notes, with_sampling
 
 USUAL_TRIGGER = 100_000
-"""Default in prompt tokens."""
+"""Default trigger, in prompt tokens."""
 USUALLY_KEPT_TOOL_USES = 3
 CLEARED = "[This result was cleared to save space.]"
 """Replaces a cleared tool result in the prompt."""
@@ -58,7 +58,7 @@ class ThinkingTurns(Fields):
 
 
 class AllTurns(Fields):
-    """Everything."""
+    """All answers."""
 
     type: Literal["all"]
 
@@ -89,7 +89,7 @@ class ClearThinking(Fields):
 
 
 class Compact(Fields):
-    """Summarization of long conversations; accepted but not done."""
+    """Summarization of long conversations; accepted, but not performed."""
 
     type: Annotated[Literal["compact_20260112"], Hint()]
     trigger: InputTokens | None = None
@@ -101,7 +101,7 @@ Edit = Annotated[ClearToolUses | ClearThinking | Compact, Field(discriminator="t
 
 
 class ContextManagement(Fields):
-    """One edit of each kind."""
+    """At most one edit of each kind."""
 
     edits: Annotated[list[Edit], Field(max_length=3, fail_fast=True)] | None = None
 
@@ -147,7 +147,7 @@ def _is_thoughtless(message: Message) -> bool:
 
 
 def _old_uses(messages: Sequence[Message], clearing: ClearToolUses) -> set[str]:
-    # None are cleared below the trigger.
+    # Below the trigger, no results are cleared.
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     results = [message.tool_call_id or "" for message in messages if message.role == "tool"]
     if isinstance(clearing.trigger, ToolUses) and len(results) <= clearing.trigger.value:
@@ -313,7 +313,7 @@ class UserTurn(Fields):
 
 
 class AssistantTurn(Fields):
-    """An earlier answer. As the last message, it is continued."""
+    """An earlier answer. If it is the last message, it is continued."""
 
     role: Literal["assistant"]
     content: Text | Annotated[list[AssistantBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
@@ -351,7 +351,7 @@ class AutoChoice(Fields):
 
 
 class AnyChoice(Fields):
-    """Some tool must be called."""
+    """A tool must be called."""
 
     type: Literal["any"]
     disable_parallel_tool_use: bool | None = None
@@ -459,11 +459,10 @@ COUNT_NOTES: Notes = {
     "tools": works("up to 128 functions with schemas of up to 32 levels"),
     "tool_choice": works("`auto`, `any`, `tool` with a name, or `none`; `disable_parallel_tool_use`: at most one call"),
     "output_config": works(
-        "`format`: the answer after the reasoning is JSON of this schema; `effort`: limit of "
-        "adaptive thinking, see below"
+        "`format`: the JSON schema of the answer after the reasoning; `effort`: limits adaptive thinking, see below"
     ),
     "cache_control": works(
-        "prompts are always cached; with a `ttl` of `1h`, a text or document pins what precedes its end on disk"
+        "prompts are always cached; on a text or document, a `ttl` of `1h` pins the prompt up to its end on disk"
     ),
     "speed": hint("there is only one speed", "`standard`", "remove it"),
     "user_profile_id": hint("describes the caller"),
@@ -476,7 +475,7 @@ COUNT_NOTES: Notes = {
 
 MESSAGE_NOTES: Notes = COUNT_NOTES | {
     "max_tokens": works(
-        "required: maximum tokens, including reasoning; if the context ends before, `stop_reason` is "
+        "required: maximum tokens, including reasoning; if the context is full first, `stop_reason` is "
         "`model_context_window_exceeded`"
     ),
     **sampling_notes("anthropic"),
@@ -491,24 +490,28 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
 
 WITHIN_MESSAGE: Notes = {
     "image": refused("the model reads text only"),
-    "url": refused("nothing is fetched; send the document as base64 or as text"),
-    "media_type": works("of a document: that of PDF or of plain text", "send a PDF, or text"),
+    "url": refused("URLs are not fetched; send the document as base64 or as text"),
+    "media_type": works("of a document: `application/pdf` or `text/plain`", "send a PDF or plain text"),
     "thinking": works("kept in the prompt until its tool calls are answered; left out after the next user message"),
     "redacted_thinking": works("left out of the prompt, because it is encrypted"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
     "caller": hint("of a tool_use: the model made the call", "`direct`"),
-    "strict": works("of a tool: with `tool_choice` `any` or `tool`, which enforce the schema of the arguments"),
+    "strict": works(
+        "of a tool: true enforces the schema of its arguments; a required call enforces those of all tools"
+    ),
     "type": inert("of a tool: `custom`", "only tools of your own (type custom) can be called"),
     "citations": works(
-        "of a document or search result: `enabled`; the answer quotes it word for word, and every citation is looked up"
+        "of a document or search result: `enabled`; the answer quotes it verbatim, and every citation is verified"
     ),
     "input_examples": refused("put examples in the description"),
     "defer_loading": works("true: left out of the prompt until a `tool_reference` in a tool result names it"),
     "allowed_callers": inert("`direct`", "only the model calls tools"),
-    "clear_tool_uses_20250919": works(f"the the results of all but the newest calls become `{CLEARED}`"),
+    "clear_tool_uses_20250919": works(f"the results of all but the newest calls become `{CLEARED}`"),
     "clear_thinking_20251015": works("`keep`: the number of responses whose reasoning stays in the prompt, or `all`"),
-    "compact_20260112": hint("nothing is summarized; a prompt that does not fit is refused with both numbers"),
-    "eager_input_streaming": hint("arguments with an enforced schema are streamed, others sent as a whole", "false"),
+    "compact_20260112": hint("conversations are not summarized; prompts that do not fit are refused"),
+    "eager_input_streaming": hint(
+        "arguments with an enforced schema are always streamed, others sent as a whole", "false"
+    ),
     "between_tools": refused("use enabled, adaptive or disabled"),
 }
 """Notes on nested fields."""

@@ -1,4 +1,4 @@
-"""Conversion of Anthropic messages, with documents, search results and citations of them, to engine messages and
+"""Conversion of Anthropic messages, including documents, search results and citations, to engine messages and
 parameters.
 """
 
@@ -65,7 +65,7 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 PINNED_TTL = "1h"
-"""Life of a cache breakpoint whose prefix is pinned; others are cached as any prompt is."""
+"""`ttl` of cache breakpoints that pin their prefix; other prefixes are cached like any prompt."""
 BETWEEN_BLOCKS = "\n"
 PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
@@ -129,7 +129,7 @@ def _joined(blocks: Sequence[TextBlock]) -> tuple[str, tuple[int, ...]]:
 
 
 def citation_of(given: GivenDocuments, mark: Mark) -> dict[str, Any] | None:
-    """Return a quotation in the API's form, or None where it is in no document."""
+    """Return a quotation in the API's format, or None if no document contains it."""
     found = given.found(mark.number, mark.words)
     if found is None:
         return None
@@ -152,7 +152,7 @@ def citation_of(given: GivenDocuments, mark: Mark) -> dict[str, Any] | None:
 
 
 def cited_text(given: GivenDocuments, block: TextBlock) -> str:
-    """Return an earlier text block as it was generated: behind its quotations."""
+    """Return an earlier text block as it was generated: preceded by its quotations."""
     marks = []
     for each in block.citations or ():
         for kind, name in PLACES.items():
@@ -162,8 +162,9 @@ def cited_text(given: GivenDocuments, block: TextBlock) -> str:
     return " ".join([*marks, block.text])
 
 
-# Name -> pattern. A line is removed only at the start of the system prompt and only if it matches completely.
-# Quantifiers are possessive, as clients control the text: there must be no backtracking.
+# Lines that change with every request and would prevent reuse of cached prompts: name -> pattern. A line is removed
+# only at the start of the system prompt and only if it matches completely. Quantifiers are possessive to rule out
+# backtracking, because clients control the text.
 VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
     # Claude Code's version, launch mode and a checksum of the request, which differs every time.
     "x-anthropic-billing-header": re.compile(
@@ -174,7 +175,7 @@ VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
 
 def without_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
     """Remove volatile lines from the start of a system prompt; return their names."""
-    # The prompt after them is then found in the cache.
+    # Without them, the rest of the prompt can be found in the cache.
     for name, line in VOLATILE_LINES.items():
         if found := line.match(system):
             return system[found.end() :], (name,)
@@ -199,7 +200,7 @@ FOUND_TOOL = "The tool {name} was found."
 class MessageRequest(ApiRequest):
     hides_reasoning: bool = False  # report that the model reasons, but not the text
     management: ContextManagement | None = None  # edits to apply
-    applied: Applied = ()  # edits applied
+    applied: Applied = ()  # applied edits
     documents: GivenDocuments = field(default_factory=GivenDocuments)
 
     @property
@@ -207,7 +208,7 @@ class MessageRequest(ApiRequest):
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     def edited(self, engine: ChatEngine) -> MessageRequest:
-        """Apply the context edits. Raises like counting tokens."""
+        """Apply the context edits. Raises like `count_tokens`."""
         if self.management is None or not self.management.edits:
             return self
         messages, applied = edited(
@@ -219,9 +220,9 @@ class MessageRequest(ApiRequest):
 def parse_message_request(
     body: Mapping[str, Any], files: Files = NO_FILES, *, keep_volatile: bool = False
 ) -> MessageRequest:
-    """Validate a message request. Raise ApiError (400) naming the field.
+    """Validate a message request. Raises ApiError (400) naming the field.
 
-    `files`: PDF documents in the body that were read. With `keep_volatile`, VOLATILE_LINES stay in the prompt.
+    `files`: the parsed files of the body. With `keep_volatile`, VOLATILE_LINES stay in the prompt.
     """
     if body.get("thread") is not None:
         raise _thread_refusal()
@@ -239,7 +240,7 @@ def parse_message_request(
 def parse_count_request(
     body: Mapping[str, Any], files: Files = NO_FILES, *, keep_volatile: bool = False
 ) -> MessageRequest:
-    """Validate a count request. Raise ApiError (400) naming the field."""
+    """Validate a count request. Raises ApiError (400) naming the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
     return _request(fields, files, keep_volatile, params=(checked_params(NAMES, {}),), hints=hints_of(fields, body))
 
@@ -335,16 +336,16 @@ def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None)
 
 @dataclass(slots=True)
 class Pins:
-    """The last breakpoint of a conversation whose prefix is to be kept for an hour, if any.
+    """The last cache breakpoint of a conversation that pins its prefix, if any.
 
-    `characters` are those of its message that precede it.
+    `characters`: length of the breakpoint's message up to the breakpoint.
     """
 
     message: Message | None = None
     characters: int = 0
 
     def see(self, blocks: Sequence[object], parts: Sequence[str], message: Message) -> None:
-        """Note the last breakpoint among the blocks of a message, whose text ends with `parts`, joined by lines."""
+        """Record the last breakpoint among a message's blocks. The message ends with `parts`, joined by line breaks."""
         for number, block in enumerate(blocks, start=1):
             control = getattr(block, "cache_control", None)
             if control is not None and control.ttl == PINNED_TTL:
@@ -352,7 +353,7 @@ class Pins:
                 self.characters = len(message.content) - len("\n".join(parts)) + len("\n".join(parts[:number]))
 
     def prefix_of(self, messages: Sequence[Message]) -> FixedPrefix | None:
-        """Return the prefix up to the breakpoint as a reading of the request's owner."""
+        """Return the prefix up to the breakpoint, which the engine pins for the request's owner."""
         at = next((at for at, each in enumerate(messages) if each is self.message), None)
         if at is None or self.characters <= 0:
             return None
@@ -414,7 +415,7 @@ def _user_message(turn: UserTurn, documents: GivenDocuments, files: Files, pins:
 
 
 def _assistant_message(turn: AssistantTurn, documents: GivenDocuments, keeps_reasoning: bool) -> Message:
-    # Reasoning stays in the prompt while its calls are answered, and longer if the request says so.
+    # Reasoning stays in the prompt until its calls are answered, or longer on request.
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]

@@ -34,7 +34,7 @@ router = APIRouter()
 
 @router.post("/v1/messages", dependencies=[GUARDED])
 async def messages(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer a conversation. Disconnecting stops the answer, unless X-Conversation-Id was sent."""
+    """Create a message. Disconnecting stops it, unless X-Conversation-Id was sent."""
     keep_volatile = services.shared.settings.keep_volatile
     asked = await _read(request, services, partial(parse_message_request, keep_volatile=keep_volatile))
     return await respond(
@@ -86,7 +86,7 @@ BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
 
 
 class MessageSerializer:
-    """Serializer for message_start, blocks, message_delta and message_stop."""
+    """Writes message_start, blocks, message_delta and message_stop."""
 
     ping = named_event("ping", {"type": "ping"})
 
@@ -106,7 +106,7 @@ class MessageSerializer:
         return MessageSerializer(self._asked, self._model, self.id)
 
     def initial_events(self) -> Iterator[bytes]:
-        # message_start has cache statistics, so it waits for the first progress.
+        # message_start contains cache statistics, so it waits for the first progress event.
         return iter(())
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
@@ -197,7 +197,7 @@ class MessageSerializer:
         return {} if self._asked.management is None else {"context_management": {"applied_edits": list(applied)}}
 
     def _call_on(self, call: ToolCall, text: str) -> Iterator[bytes]:
-        # A call that is cut off keeps an empty input, as its arguments are not valid JSON.
+        # A call that is cut off has an empty input, because its arguments are not valid JSON.
         if not self._called:
             yield from self._close_block()
             yield from self._in_block("tool_use", {"id": call.id, "name": call.name, "input": {}})

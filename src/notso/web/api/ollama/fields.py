@@ -57,7 +57,7 @@ RANDOM_SEED = -1
 MAX_OPTION_TEXT = 256
 MAX_CONTEXT = 1 << 18
 CONTEXT_MARK = 0x6E6F7401
-"""First number of a `context` made here: those of Ollama are token ids of its own prompts."""
+"""First number of a `context` from this server; Ollama's own consist of token ids."""
 
 
 Ignored = Annotated[bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None, Hint()]
@@ -100,7 +100,7 @@ OPTION_NOTES: Notes = {
     "tfs_z": inert("1: off", _OFF),
     "mirostat": inert("0: off", MIROSTAT_ADVICE),
     "penalize_newline": inert("true: a newline is penalized like any other token", "remove this field"),
-    "num_ctx": hint("the context is the server's (`--context`)"),
+    "num_ctx": hint("the server sets the context length (`--context`)"),
     "num_keep": hint("prompts are never truncated"),
     "mirostat_tau": hint("mirostat is off"),
     "mirostat_eta": hint("mirostat is off"),
@@ -116,7 +116,7 @@ PARAMS = sampling_names("ollama", within="options.")
 
 
 def sampling_of(options: OptionFields, thinking_budget: int | None) -> SamplingParams:
-    """Convert to engine parameters. Raise ApiError (400) naming the option."""
+    """Convert to engine parameters. Raises ApiError (400) naming the option."""
     if options.tfs_z not in (None, 1.0):
         raise invalid("options.tfs_z", f"this value of options.tfs_z is not supported: {_OFF}")
     given = parameters_in(options, "ollama") | {"thinking_budget": thinking_budget}
@@ -251,19 +251,19 @@ ANSWER_NOTES: Notes = {
     "model": works("a name listed by `GET /api/tags` or `GET /v1/models`, with or without `:latest`; optional"),
     "stream": works("default true: JSON lines"),
     "think": works(
-        "default true; `low`, `medium`, `high` think for at most 256, 1,024, 4,096 tokens, `max` without a limit",
+        "default true; `low`, `medium`, `high` limit the reasoning to 256, 1,024, 4,096 tokens; `max`: no limit",
         "use true, false, low, medium, high or max",
     ),
     "format": works('`"json"` or a JSON schema; enforced after the reasoning'),
     "options": works("see below"),
-    "logprobs": works("log probabilities of the tokens, from the model alone, before any filter"),
-    "top_logprobs": works("the 0 to 20 most likely tokens with each one; requires `logprobs`"),
+    "logprobs": works("true: raw log probabilities of the tokens, before temperature and filters"),
+    "top_logprobs": works("the 0 to 20 most likely tokens at each position; requires `logprobs`"),
     "keep_alive": works(
-        "how long the model stays loaded after this response, for operators (ignored from others): seconds, or `5m`, "
-        "`1h30m`; 0: unload when idle, also without messages or prompt; negative: never; default: the server's "
-        "`--keep-alive`",
+        "how long the model stays loaded after this response, in seconds or as `5m`, `1h30m` (ignored unless the "
+        "caller is an operator); 0: unload when idle, even without messages or a prompt; negative: never unload; "
+        "default: the server's `--keep-alive`",
     ),
-    "truncate": hint("a prompt that does not fit is refused"),
+    "truncate": hint("prompts that do not fit are refused"),
     "shift": hint("a response ends where the context ends"),
 }
 
@@ -278,30 +278,32 @@ CHAT_NOTES: Notes = ANSWER_NOTES | {
 GENERATE_NOTES: Notes = ANSWER_NOTES | {
     "prompt": works("the user's message; without it, the model is loaded"),
     "system": works("system prompt; not with `raw`"),
-    "raw": works("true: continue the prompt without template or control tokens"),
+    "raw": works("true: continue the prompt, without template or control tokens"),
     "images": _NO_PICTURES,
-    "suffix": inert("an empty text", "the model was not trained to fill in the middle; use a chat"),
-    "template": inert("an empty text", "the model file's own template is used"),
+    "suffix": inert("an empty string", "the model was not trained to fill in the middle; use a chat"),
+    "template": inert("an empty string", "the model file's own template is used"),
     "context": works("the `context` of an earlier response: the conversation so far", "it must come from a response"),
 }
 
 EMBEDDING_NOTES: Notes = {
     "model": ANSWER_NOTES["model"],
-    "prompt": works("the text; its beginning if it does not fit the context"),
-    "options": works("no option affects an embedding"),
-    "keep_alive": hint("the model stays loaded as after an answer"),
+    "prompt": works("the text; its end is cut off if it does not fit the context"),
+    "options": works("accepted; options do not affect embeddings"),
+    "keep_alive": hint("the model stays loaded as long as after an answer"),
 }
 
 EMBED_NOTES: Notes = {
     "input": works(f"a text, or up to {MAX_INPUTS:,} texts; without one, the model is loaded"),
-    "truncate": works("default true: the beginning of a text that does not fit the context; false: it is refused"),
-    "dimensions": works("the model's own number", "the model was not trained to have others"),
+    "truncate": works(
+        "default true: the end of a text that does not fit the context is cut off; false: the text is refused"
+    ),
+    "dimensions": works("the model's own number of dimensions", "the model was not trained for other dimensions"),
 } | {name: note for name, note in EMBEDDING_NOTES.items() if name != "prompt"}
 
 SHOW_NOTES: Notes = {
-    "model": works("one of its names"),
-    "name": works("older name of `model`"),
-    "verbose": inert("there is nothing to add"),
+    "model": works("any name of the model"),
+    "name": works("older name for `model`"),
+    "verbose": inert("no effect"),
 }
 
 WITHIN_ANSWER: Notes = OPTION_NOTES
@@ -327,7 +329,7 @@ class OllamaEmbedding(EmbeddingRequest):
 
 
 def parse_embed(body: Mapping[str, Any]) -> OllamaEmbedding:
-    """Validate POST /api/embed. Raise ApiError (400) naming the field."""
+    """Validate POST /api/embed. Raises ApiError (400) naming the field."""
     fields = read_fields(EmbedFields, body, EMBED_NOTES | WITHIN_ANSWER)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input or []
     asked = _embedding(fields, body, [text for text in texts if text or len(texts) > 1])
@@ -335,14 +337,14 @@ def parse_embed(body: Mapping[str, Any]) -> OllamaEmbedding:
 
 
 def parse_embedding(body: Mapping[str, Any]) -> OllamaEmbedding:
-    """Validate POST /api/embeddings. Raise ApiError (400) naming the field."""
+    """Validate POST /api/embeddings. Raises ApiError (400) naming the field."""
     fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES | WITHIN_ANSWER)
     return _embedding(fields, body, [fields.prompt] if fields.prompt else [])
 
 
 def _embedding(fields: EmbedFields | EmbeddingFields, body: Mapping[str, Any], texts: list[str]) -> OllamaEmbedding:
     if not all(texts):
-        raise invalid("input", "input has an empty text", "empty_prompt")
+        raise invalid("input", "input contains an empty string", "empty_prompt")
     return OllamaEmbedding(
         prompts=tuple(texts),
         params=ONE_TOKEN,
@@ -355,7 +357,7 @@ def _embedding(fields: EmbedFields | EmbeddingFields, body: Mapping[str, Any], t
 
 
 def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
-    """Validate POST /api/chat. Raise ApiError (400) naming the field."""
+    """Validate POST /api/chat. Raises ApiError (400) naming the field."""
     fields = read_fields(OllamaChatFields, body, WITHIN_CHAT | CHAT_NOTES)
     messages = tuple(map(_message, fields.messages or ()))
     is_continued = bool(messages) and messages[-1].role == "assistant"
@@ -363,7 +365,7 @@ def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
 
 
 def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
-    """Validate POST /api/generate. Raise ApiError (400) naming the field."""
+    """Validate POST /api/generate. Raises ApiError (400) naming the field."""
     fields = read_fields(GenerateFields, body, GENERATE_NOTES | WITHIN_ANSWER)
     prompt = fields.prompt or ""
     if not prompt:
@@ -383,14 +385,14 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
 
 
 def context_of(messages: Sequence[Message]) -> list[int]:
-    """Return a conversation as numbers, which clients send back with the next prompt without reading them."""
+    """Encode a conversation as numbers, an opaque value that clients send back with the next prompt."""
     said = [[each.role, each.content] for each in messages]
     data = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
     return [CONTEXT_MARK, *(int.from_bytes(b"\1" + data[at : at + 3], "big") for at in range(0, len(data), 3))]
 
 
 def messages_in(context: Sequence[int]) -> tuple[Message, ...]:
-    """Return the conversation of `context_of`. Raise ApiError (400) for numbers that are none."""
+    """Decode a conversation from `context_of`. Raises ApiError (400) for other numbers."""
     if not context:
         return ()
     try:
@@ -483,7 +485,9 @@ def _seconds(given: KeepAlive | None) -> float | None:
     else:
         seconds = duration_s(given)
         if seconds is None:
-            raise invalid("keep_alive", "keep_alive must be seconds, or a duration such as 30s, 5m or 1h30m")
+            raise invalid(
+                "keep_alive", "keep_alive must be a number of seconds, or a duration such as 30s, 5m or 1h30m"
+            )
     if seconds is not None and not math.isfinite(seconds):
         raise invalid("keep_alive", "keep_alive must be finite")
     return None if seconds is None else float(seconds)

@@ -1,7 +1,7 @@
 """Ollama's endpoints: chat, generate, discovery (version, models and capabilities, under Ollama's model names), and
-errors for unsupported ones.
+errors for unsupported endpoints.
 
-The response format is lines of JSON ending with a `done` line, or one object.
+Responses are JSON lines, the last one with `done` set, or one object.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def timestamp(moment: datetime) -> str:
 
 
 def _reason(choice: Choice) -> str:
-    # Ollama has no reason for answers that end with tool calls.
+    # Ollama has no `done_reason` for tool calls.
     return "length" if choice.finish_reason == "length" else "stop"
 
 
@@ -187,7 +187,7 @@ API_VERSION = "0.13.0"
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
 NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
-PLAIN_FORMATS = frozenset({"F32"})  # norms are F32 whatever the format of the weights
+PLAIN_FORMATS = frozenset({"F32"})  # norms are F32 regardless of the format of the weights
 
 
 @discovery_router.head("/", dependencies=[GUARDED])
@@ -280,7 +280,7 @@ def _entry(info: ModelInfo) -> dict[str, Any]:
 
 
 def _installed_entry(installed: Installed) -> dict[str, Any]:
-    # The model need not be loaded, so the digest is over file name, size and modification time.
+    # The model may not be loaded, so the digest covers file name, size and modification time.
     model = installed.model
     name, status = "-".join(model.name.lower().split()), model.path.stat()
     digest = hashlib.sha256(repr((name, status.st_size, status.st_mtime_ns)).encode()).hexdigest()
@@ -363,7 +363,7 @@ async def _answer(
     asked = await read_body(request, parse, of_any_type=True)
     host = services.shared.engine
     asked = replace(asked, model=plain_name(asked.given_name, host.default.info))
-    # Other users share the model, so only operators control its residency.
+    # Other users share the model, so only operators control how long it stays loaded.
     if asked.keep_alive_s is not None and not caller_of(request).is_operator:
         if (asked.only_loads and asked.keep_alive_s == 0) or services.shared.settings.strict_fields:
             raise ApiError(403, "forbidden", words["error_operator"], param="keep_alive")
@@ -394,7 +394,7 @@ async def _answer(
 
 @router.post("/api/embed", dependencies=[GUARDED])
 async def embed(request: Request, services: Services, owner: Owner) -> Response:
-    """Return an embedding of each text: the mean of its last hidden states, of length 1."""
+    """Return an embedding of each text: the normalized mean of its last hidden states."""
     asked = await read_body(request, parse_embed, of_any_type=True)
     found, name = await _embeddings(request, services, owner, asked)
     nanoseconds = {

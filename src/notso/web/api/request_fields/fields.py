@@ -1,4 +1,7 @@
-"""Strict JSON parsing of untrusted bodies, their validation, and field types and checks shared by all of them."""
+"""Strict JSON parsing and validation of untrusted bodies, with the field types and checks that all APIs share.
+
+A hint is a field that is accepted, but ignored.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise _invalid_json(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
-        raise _invalid_json(f"the body is nested deeper than {MAX_DEPTH} levels") from None
+        raise _invalid_json(f"the body is nested more than {MAX_DEPTH} levels deep") from None
     if not isinstance(value, dict):
         raise _invalid_json("the body must be a JSON object")
     if _SUSPECT_ESCAPE.search(body) or b"\x00" in body:
@@ -67,7 +70,7 @@ def _as_utf8(body: bytes) -> bytes:
 
 def _check_texts(value: object) -> None:
     if isinstance(value, str) and _UNFIT.search(value):
-        raise ApiError(400, "invalid_text", "a text in the body contains a NUL or a lone surrogate")
+        raise ApiError(400, "invalid_text", "a string in the body contains a NUL or a lone surrogate")
     if isinstance(value, dict):
         for key, item in value.items():
             _check_texts(key)
@@ -98,7 +101,7 @@ def _number(text: str) -> float:
 
 
 def _constant(name: str) -> NoReturn:
-    raise _invalid_json(f"{name} is not JSON")
+    raise _invalid_json(f"{name} is not valid JSON")
 
 
 _invalid_json = partial(ApiError, 400, "invalid_json")
@@ -111,14 +114,14 @@ MAX_SCHEMA_DEPTH = 32
 
 Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, as some clients send none
+Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, because some clients send empty strings
 
 
 class Fields(StrictFields):
     """Base of request bodies and their nested objects.
 
-    Unknown names are dropped and reported by `hints_of`. A name in the validation context (notes on documented fields
-    that are not supported) is rejected unless null, false, '' or [].
+    Unknown names are dropped; `hints_of` reports them. A name with a note on an unsupported field (in the validation
+    context) is rejected unless its value is null, false, '' or [].
     """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
@@ -169,8 +172,8 @@ class Note:
     state: Literal["works", "inert", "hint", "refused", "later"]
     text: str
     instead: str = ""  # advice for rejected values; default: `text`
-    ignored: str = ""  # reason for ignoring a hint; `text` then names values that are not ignored
-    done: tuple[Any, ...] = ()  # those values
+    ignored: str = ""  # reason for ignoring a hint; `text` then lists values that are not ignored
+    done: tuple[Any, ...] = ()  # the values that are not ignored
 
     @property
     def advice(self) -> str:
@@ -193,12 +196,12 @@ refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
 def hint(text: str, but: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
-    """Describe an ignored field: the reason, and values that are not ignored, in words and as they are."""
+    """Describe an ignored field: the reason, and values that are not ignored (`but`: in words, `done`: themselves)."""
     return Note("hint", but, instead, text, done)
 
 
 def notes_of(body: type[BaseModel]) -> Notes:
-    """Return the notes that stand in the annotations of a body's fields."""
+    """Return the notes in the annotations of a body's fields."""
     return {
         spelling(name, field): note
         for name, field in body.model_fields.items()
@@ -228,7 +231,7 @@ _SHOWN_CHARACTERS = 80  # of a client's field name in errors
 
 
 def read_fields(kind: type[F], body: Mapping[str, Any], notes: Notes) -> F:
-    """Validate a body. Raise ApiError (400) naming the field, with advice from `notes`."""
+    """Validate a body. Raises ApiError (400) naming the field, with advice from `notes`."""
     try:
         return kind.model_validate(body, context=notes)
     except ValidationError as error:
@@ -246,11 +249,11 @@ def unsupported(param: str, message: str) -> ApiError:
 def check_depth(param: str, schema: object) -> None:
     """Raise ApiError (400) for a schema nested too deeply."""
     if depth(schema) > MAX_SCHEMA_DEPTH:
-        raise invalid(param, f"{param} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        raise invalid(param, f"{param} is nested more than {MAX_SCHEMA_DEPTH} levels deep")
 
 
 def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
-    # Messages are written here, as pydantic's may repeat the client's input.
+    # Messages are written here, because pydantic's may repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
     # A union reports an error per alternative; the deepest belongs to the intended one.
     fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _TELLING.get(each["type"], 0)))
@@ -342,7 +345,7 @@ class GivenHint:
 def hints_of(fields: BaseModel, body: Mapping[str, Any]) -> tuple[GivenHint, ...]:
     """List the ignored fields in order of occurrence, each name once.
 
-    Takes time proportional to the number of known names in the body.
+    Takes time proportional to the number of fields in the body.
     """
     found: dict[str, GivenHint] = {}
     for path, tells in _hints(fields, body):
@@ -359,7 +362,7 @@ def refuse_hints(hints: Iterable[GivenHint]) -> None:
     for hint in hints:
         if not hint.tells:
             shown = printable(hint.path)
-            raise unsupported(shown, f"{shown} would be ignored, which --strict-fields refuses: remove it")
+            raise unsupported(shown, f"{shown} has no effect and is refused because of --strict-fields: remove it")
 
 
 def _hints(value: object, given: object) -> Iterator[tuple[tuple[str | int, ...], bool]]:
@@ -404,14 +407,14 @@ EFFORT_BUDGETS = {"minimal": 64, "low": 256, "medium": 1024, "high": 4096, "xhig
 
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS = (
-    "`minimal`, `low`, `medium`, `high`, `xhigh` think for at most 64, 256, 1,024, 4,096, 16,384 tokens, `max` as long "
-    "as there is room"
+    "`minimal`, `low`, `medium`, `high`, `xhigh` limit the reasoning to 64, 256, 1,024, 4,096, 16,384 tokens; "
+    "`max`: no limit"
 )
 EFFORT_ADVICE = "use none, minimal, low, medium, high, xhigh or max"
 
 
 def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
-    """Return the grammar of a JSON schema. Raise ApiError (400) if nested too deeply."""
+    """Return the grammar of a JSON schema. Raises ApiError (400) if nested too deeply."""
     check_depth(param, schema)
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
@@ -421,9 +424,9 @@ def strict_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
 
 
 def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
-    """Return the choice of `name`, or of any tool. Raise ApiError (400) if unknown."""
+    """Return a choice of the tool `name`; None: of any tool. Raises ApiError (400) if unknown."""
     if not names:
-        raise invalid(param, f"{param} requires a tool call, but there are no tools")
+        raise invalid(param, f"{param} requires a tool call, but no tools are given")
     if name is None:
         return "required"
     if name not in names:

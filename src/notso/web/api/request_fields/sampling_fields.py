@@ -63,7 +63,7 @@ MIROSTAT_ADVICE = (
 
 
 class AbsentSamplerFields(Fields):
-    """Samplers and options not implemented, with their neutral value."""
+    """Unimplemented samplers and options, with their neutral values."""
 
     tfs_z: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
     top_a: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
@@ -72,14 +72,14 @@ class AbsentSamplerFields(Fields):
     mirostat_tau: Annotated[Number | None, hint("mirostat is off")] = None
     mirostat_eta: Annotated[Number | None, hint("mirostat is off")] = None
     smoothing_factor: Annotated[Off0 | None, inert("0: off", "use temperature or min_p")] = None
-    guidance_scale: Annotated[Off1 | None, inert("1: off", "ask for it in the messages")] = None
+    guidance_scale: Annotated[Off1 | None, inert("1: off", "describe what to avoid in the messages")] = None
     length_penalty: Annotated[Off1 | None, inert("1: off", "use max_tokens")] = None
     no_repeat_ngram_size: Annotated[Off0 | None, inert("0: off", "use repeat_penalty or dry_multiplier")] = None
     top_n_sigma: Annotated[Off | None, inert("0 or -1: off", "use top_k, top_p or min_p")] = None
     adaptive_target: Annotated[OffBelow0 | None, inert("-1: off", "use temperature, top_p or min_p")] = None
-    adaptive_decay: Annotated[Number | None, hint("its sampler is off")] = None
-    min_keep: Annotated[Off0 | None, inert("0: off", "leave it out")] = None
-    n_indent: Annotated[Off0 | None, inert("0: off", "leave it out")] = None
+    adaptive_decay: Annotated[Number | None, hint("that sampler is off")] = None
+    min_keep: Annotated[Off0 | None, inert("0: off", "remove this field")] = None
+    n_indent: Annotated[Off0 | None, inert("0: off", "remove this field")] = None
     t_max_predict_ms: Annotated[
         Off | None, inert("0 or -1: off", "responses must not depend on the machine's speed; use max_tokens")
     ] = None
@@ -87,13 +87,13 @@ class AbsentSamplerFields(Fields):
     n_keep: Annotated[int | None, hint("prompts are never truncated", "0", done=(0,))] = None
     n_discard: Annotated[int | None, hint("prompts are never truncated", "0", done=(0,))] = None
     n_cache_reuse: Annotated[int | None, hint("the cache is automatic", "0", done=(0,))] = None
-    sse_ping_interval: Annotated[Number | None, hint("a comment is sent every 15 s")] = None
+    sse_ping_interval: Annotated[Number | None, hint("a comment is sent after 15 s without output")] = None
     backend_sampling: Annotated[bool | None, hint("there is only one sampler", "false", done=(False,))] = None
     samplers: Annotated[Any, hint(_ORDER)] = None
     sampler_order: Annotated[Any, hint(_ORDER)] = None
     sampler_priority: Annotated[Any, hint(_ORDER)] = None
     temperature_last: Annotated[bool | None, hint(_ORDER, "false", done=(False,))] = None
-    smoothing_curve: Annotated[Number | None, hint("its sampler is off")] = None
+    smoothing_curve: Annotated[Number | None, hint("that sampler is off")] = None
     skew: Annotated[Off0 | None, inert("0: off", "use top_p or min_p")] = None
     typical: Annotated[Off1 | None, inert("1: off", "use typical_p")] = None
     epsilon_cutoff: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
@@ -113,8 +113,8 @@ class AbsentSamplerFields(Fields):
     ] = None
     add_bos_token: Annotated[bool | None, hint("the model has no begin-of-text token")] = None
     ban_eos_token: Annotated[Literal[False] | None, inert("false", "use ignore_eos")] = None
-    truncation_length: Annotated[int | None, hint("the context is the server's (`--context`)")] = None
-    truncate_prompt_tokens: Annotated[int | None, hint("a prompt that is too long is refused")] = None
+    truncation_length: Annotated[int | None, hint("the server sets the context length (`--context`)")] = None
+    truncate_prompt_tokens: Annotated[int | None, hint("prompts that are too long are refused")] = None
     mirostat: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
     mirostat_mode: Annotated[Literal[0] | None, inert("0: off", MIROSTAT_ADVICE)] = None
     tfs: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
@@ -134,14 +134,14 @@ def _as_list(given: Any) -> Any:
     try:
         return json.loads(given if given.lstrip().startswith("[") else f"[{given}]")
     except (ValueError, RecursionError):
-        raise ValueError("it should be a list of texts") from None
+        raise ValueError("it should be a list of strings") from None
 
 
 B = TypeVar("B", bound=BaseModel)
 
 
 def with_sampling(api: Api) -> Callable[[type[B]], type[B]]:
-    """Give a body the sampling parameters of an API; a field that the body declares itself keeps its type."""
+    """Add an API's sampling parameters to a body, except those that it declares itself."""
 
     def extended(body: type[B]) -> type[B]:
         fields = {
@@ -172,12 +172,12 @@ def sampling_names(api: Api, within: str = "") -> dict[str, str]:
 
 
 def parameters_in(fields: BaseModel, api: Api) -> dict[str, Any]:
-    """Return the values of a body by engine parameter. Raise ApiError (400) for names that contradict each other."""
+    """Return a body's values by engine parameter. Raises ApiError (400) for aliases with different values."""
     given = {name: either(fields, *spelled) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
     for name, value in given.items():
         if PARAMETERS[name].is_list and value is not None:
             given[name] = (value,) if isinstance(value, str) else tuple(value)
-    if given.get("penalty_window") == 0:  # a penalty over no token is none
+    if given.get("penalty_window") == 0:  # a window of no tokens turns penalties off
         given |= dict.fromkeys(("penalty_window", "repetition_penalty", "frequency_penalty", "presence_penalty"))
     elif given.get("penalty_window") == -1:  # all tokens
         given["penalty_window"] = 0
@@ -189,7 +189,7 @@ MAX_PROCESSORS = 8
 MAX_WORK = 4_000_000
 """Limit of n x max_tokens x log probabilities per token: the response size that a small request may cause."""
 ANY_LENGTH = -1
-"""`max_tokens` for as many as fit, as in llama.cpp and LM Studio."""
+"""Value of `max_tokens` for as many as fit, as in llama.cpp and LM Studio."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
@@ -232,19 +232,19 @@ class SamplingFields(AbsentSamplerFields):
 SAMPLING_NOTES: Notes = {
     "model": works("a name listed by `GET /v1/models`; optional"),
     **sampling_notes("openai"),
-    "n": works("number of choices, at most the server's concurrent responses; with a seed, choice i has seed + i"),
-    "stream": works("events with chunks"),
+    "n": works("number of choices, up to the server's concurrent responses; with a seed, choice i uses seed + i"),
+    "stream": works("true: events with chunks"),
     "stream_options": works("`include_usage` adds a final chunk with token counts"),
-    "return_progress": works("chunks with `prompt_progress` during prefill"),
-    "timings_per_token": works("chunks contain `timings` so far"),
-    "cache_prompt": works("false processes the whole prompt again"),
+    "return_progress": works("true: chunks with `prompt_progress` during prefill"),
+    "timings_per_token": works("true: each chunk contains the `timings` so far"),
+    "cache_prompt": works("false: process the whole prompt again"),
     "logits_processors": works("up to 8 names of plugins' logits processors, applied in this order"),
     "user": hint("describes the caller"),
     **ABSENT_NOTES,
-    "n_predict": works("llama.cpp's name of `max_tokens`"),
+    "n_predict": works("llama.cpp's name for `max_tokens`"),
     "max_new_tokens": works("alias of `max_tokens`"),
-    "stopping_strings": works("text-generation-webui's name of `stop`"),
-    "do_sample": works("false is greedy"),
+    "stopping_strings": works("text-generation-webui's name for `stop`"),
+    "do_sample": works("false: greedy decoding"),
     "allowed_token_ids": refused("use a grammar, or logit_bias"),
     "bad_words": refused("use logit_bias"),
     "custom_token_bans": refused("use logit_bias"),
@@ -261,7 +261,7 @@ WITHIN_SAMPLING: Notes = {
 def sampling_of(
     fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None, top_logprobs: int | None = None
 ) -> tuple[SamplingParams, ...]:
-    """Return the parameters of each choice, which differ in the seed. Raise ApiError (400) naming the field."""
+    """Return the parameters of each choice, which differ in the seed. Raises ApiError (400) naming the field."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
     given = parameters_in(fields, "openai") | {"max_tokens": max_tokens, "thinking_budget": thinking_budget}
     if stops := either(fields, "stop", "stopping_strings"):
@@ -277,7 +277,7 @@ def sampling_of(
     choices = fields.n or 1
     work = choices * min(max_tokens or 1, MAX_CONTEXT) * (1 + (top_logprobs or 0))
     if work > MAX_WORK:
-        raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}, at most {MAX_WORK:,}")
+        raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}; the maximum is {MAX_WORK:,}")
     # Choices with the same seed would be identical. Seeds past the range wrap around.
     seeds = [None if fields.seed is None else _wrapped(fields.seed + index) for index in range(choices)]
     names = sampling_names("openai") | ({} if fields.n_predict is None else {"max_tokens": "n_predict"})
@@ -285,7 +285,7 @@ def sampling_of(
 
 
 def checked_params(names: Mapping[str, str], given: Mapping[str, Any]) -> SamplingParams:
-    """Create engine parameters; None: not given. Raise ApiError (400) with the API's field name."""
+    """Create engine parameters; None: not given. Raises ApiError (400) with the API's field name."""
     chosen = {name: value for name, value in given.items() if value is not None}
     try:
         return SamplingParams(**chosen, given=tuple(chosen))
@@ -294,7 +294,7 @@ def checked_params(names: Mapping[str, str], given: Mapping[str, Any]) -> Sampli
 
 
 def either(fields: BaseModel, *names: str) -> Any:
-    """Return the value of a field with several spellings. Raise ApiError if they differ."""
+    """Return the value given under any of a field's names. Raises ApiError if values differ."""
     given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in given:
         if value != given[0][1]:
@@ -360,17 +360,17 @@ class GrammarFields(SamplingFields):
 
 
 GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
-    "grammar": works("GBNF (llama.cpp's notation), or Lark's if no rule contains `::=`"),
-    "json_schema": works("llama.cpp's: a JSON schema, see structured-output.md"),
+    "grammar": works("GBNF (llama.cpp's notation), or Lark if no rule contains `::=`"),
+    "json_schema": works("a JSON schema, as in llama.cpp; see structured-output.md"),
     "regex": works("a regular expression that must match the whole answer"),
-    "choice": works(f"a list of up to {MAX_GRAMMAR_CHOICES:,} texts, one of which is the answer"),
-    "guided_json": works("vLLM's name of `json_schema`"),
-    "guided_regex": works("vLLM's name of `regex`"),
-    "guided_choice": works("vLLM's name of `choice`"),
-    "guided_grammar": works("vLLM's name of `grammar`"),
-    "ebnf": works("SGLang's name of `grammar`"),
-    "grammar_string": works("text-generation-webui's name of `grammar`"),
-    "structured_outputs": works("vLLM's: one of `json`, `regex`, `choice`, `grammar`, `json_object`"),
+    "choice": works(f"a list of up to {MAX_GRAMMAR_CHOICES:,} strings, one of which is the answer"),
+    "guided_json": works("vLLM's name for `json_schema`"),
+    "guided_regex": works("vLLM's name for `regex`"),
+    "guided_choice": works("vLLM's name for `choice`"),
+    "guided_grammar": works("vLLM's name for `grammar`"),
+    "ebnf": works("SGLang's name for `grammar`"),
+    "grammar_string": works("text-generation-webui's name for `grammar`"),
+    "structured_outputs": works("as in vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`"),
     "guided_decoding_backend": refused("remove it: there is only one"),
     "grammar_lazy": refused("remove it: a grammar applies from the first token of the answer"),
     "grammar_triggers": refused("remove it: a grammar applies from the first token of the answer"),
@@ -380,7 +380,7 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
 
 
 def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
-    """Return the grammar of the answer and the field it came from. Raise ApiError (400) if invalid or ambiguous."""
+    """Return the grammar of the answer and the field it came from. Raises ApiError (400) if invalid or ambiguous."""
     asked = fields.structured_outputs
     given: dict[str, Grammar | None] = {
         "response_format": format_grammar,

@@ -79,7 +79,7 @@ class ReasoningText(Fields):
 
 
 class ReasoningItem(Fields):
-    """Reasoning of an earlier answer, in the prompt only while its calls are answered."""
+    """Reasoning of an earlier answer, in the prompt only until its calls are answered."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -164,7 +164,7 @@ class WebSearchTool(Fields):
 
 
 class FileSearchTool(Fields):
-    """A search in vector stores for the last question, whose passages the answer quotes."""
+    """A search in vector stores for the last question; the answer quotes the passages found."""
 
     type: Literal["file_search"]
     vector_store_ids: Annotated[list[Name], Field(min_length=1, max_length=MAX_VECTOR_STORES, fail_fast=True)]
@@ -184,7 +184,7 @@ class FunctionChoice(Fields):
 
 
 class SearchChoice(Fields):
-    """Request to search, which is done for every question."""
+    """Request to search, which happens for every question anyway."""
 
     type: Literal["file_search"]
 
@@ -293,7 +293,7 @@ INPUT_TOKEN_NOTES: Notes = {
     ),
     "parallel_tool_calls": works("false: at most one call"),
     "text": works("`format`: text, json_object or json_schema"),
-    "reasoning": works("`effort`: how long to think, see below"),
+    "reasoning": works("`effort`: limits the reasoning, see below"),
     "truncation": works("`disabled` refuses a prompt that does not fit; `auto` drops whole turns, oldest first"),
     "conversation": inert("null", "use previous_response_id"),
     "personality": refused("ask for it in the instructions"),
@@ -302,7 +302,8 @@ INPUT_TOKEN_NOTES: Notes = {
 RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     **sampling_notes("responses"),
     "top_logprobs": works(
-        "0 to 20; without it, `include` `message.output_text.logprobs` returns those of the generated tokens"
+        "the 0 to 20 most likely tokens at each position; without it, `include` with `message.output_text.logprobs` "
+        "returns the log probabilities of the generated tokens"
     ),
     "include": Note(
         "hint",
@@ -310,7 +311,7 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
         f"{LOGPROBS}, {SEARCH_RESULTS} and reasoning.encrypted_content can be included",
         "`reasoning.encrypted_content`: reasoning is not encrypted; results of unavailable tools",
     ),
-    "store": works("default true: the newest 1,000 are stored until deleted; false: not stored"),
+    "store": works("default true: stored until deleted (the newest 1,000); false: not stored"),
     "stream": works("the API's own events"),
     "stream_options": inert("no effect"),
     "metadata": works("returned with the response"),
@@ -339,29 +340,31 @@ WITHIN_RESPONSE: Notes = {
     "input_image": refused("the model reads text only"),
     "input_file": works(
         "`file_data`, base64 or a data URL, with `filename`, or `file_id`: a PDF, office document, table, e-mail or "
-        "text, whose text stands in its place",
-        "send file_data with a filename, or file_id: nothing is fetched",
+        "text, whose text is inserted in its place",
+        "send file_data with a filename, or file_id: URLs are not fetched",
     ),
     "item_reference": works("the stored input or output item with that `id`"),
     "effort": works(f"`none` disables thinking; {EFFORTS}", EFFORT_ADVICE),
     "summary": hint("reasoning is returned in full, as content of reasoning items", "an empty list", "use auto"),
     "generate_summary": hint("reasoning is returned in full, as content of reasoning items", instead="use auto"),
     "context": inert("`auto`, `current_turn`: reasoning stays in the prompt until its calls are answered", "use auto"),
-    "mode": inert("`standard`", "leave it out"),
+    "mode": inert("`standard`", "remove this field"),
     "encrypted_content": hint("reasoning is returned unencrypted, in `content`"),
     "annotations": hint("of an earlier text, which contains what they refer to", "an empty list"),
-    "verbosity": hint("ask for it in the instructions", "`medium`", "use low, medium or high"),
-    "strict": works("of a tool: with `tool_choice` `required` or a name, which enforce the schema of the arguments"),
+    "verbosity": hint("ask for a shorter or longer answer in the instructions", "`medium`", "use low, medium or high"),
+    "strict": works(
+        "of a tool: true enforces the schema of its arguments; a required call enforces those of all tools"
+    ),
     "type": Note(
         "hint",
-        "of a tool: `function`, `namespace` with functions, or `file_search`, which is done for each question",
+        "of a tool: `function`, `namespace` with functions, or `file_search`, which runs for each question",
         "only functions can be called, and files searched",
         "`web_search`: not available, and left out",
     ),
-    "vector_store_ids": works(f"1 to {MAX_VECTOR_STORES} of those that `GET /v1/vector_stores` lists"),
-    "max_num_results": works(f"1 to {MAX_RESULTS}, as far as there is space; by default {USUAL_RESULTS}"),
+    "vector_store_ids": works(f"1 to {MAX_VECTOR_STORES} ids from `GET /v1/vector_stores`"),
+    "max_num_results": works(f"1 to {MAX_RESULTS}, fewer if they do not fit; default {USUAL_RESULTS}"),
     "ranking_options": works("`score_threshold`"),
-    "filters": inert("null", "use one vector store for each set of files that is searched"),
+    "filters": inert("null", "use a separate vector store for each set of files to search"),
     **RANKING_NOTES,
     "include_obfuscation": hint("streams are not padded", "false"),
 }

@@ -69,7 +69,7 @@ Reference = tuple[int, str]
 
 MAX_REFERENCED_RESPONSES = 256
 MAX_REFERENCED_CHARACTERS = 1 << 22
-"""Limit of all items that a request references; more fits no context."""
+"""Limit of the size of all referenced items; more would not fit any context."""
 
 _MARKS = {
     "message": "msg",
@@ -87,7 +87,7 @@ def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) 
 
 
 def kept_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
-    """Return input items as listed: with ids, status and content parts."""
+    """Return input items as they are listed: with ids, status and content parts."""
     return tuple(_kept(item, response_id, index) for index, item in enumerate(items))
 
 
@@ -114,7 +114,7 @@ async def referenced_items(
             responses[response_id] = _by_id(await stored(response_id))
         item = responses.get(response_id, {}).get(id)
         if item is None:
-            raise ApiError(404, "not_found", "no item with that id is stored (with store: false, none is)", param=param)
+            raise ApiError(404, "not_found", "no item with that id is stored (store: false stores none)", param=param)
         size += len(as_json(item))
         if size > MAX_REFERENCED_CHARACTERS:
             raise invalid(param, f"the items referenced by input exceed {MAX_REFERENCED_CHARACTERS:,} characters")
@@ -160,7 +160,7 @@ Functions = dict[str, tuple[FunctionTool, NamespaceTool | None]]
 
 @dataclass(frozen=True, slots=True)
 class FileSearch:
-    """The search that a request's file_search tool stands for, and what it found."""
+    """The file search of a request, and its results."""
 
     tool: FileSearchTool
     shows_results: bool
@@ -196,7 +196,7 @@ def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item
 
 
 def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
-    """Validate a request, resolving references from `stored`. Raise ApiError (400) naming the field."""
+    """Validate a request, resolving references from `stored`. Raises ApiError (400) naming the field."""
     typed = _typed(body, stored or {})
     fields = read_fields(ResponseFields, typed, RESPONSE_NOTES | WITHIN_RESPONSE)
     if fields.background and fields.store is False:
@@ -241,7 +241,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
 
 
 def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> ResponseRequest:
-    """Replace the conversation, keeping reasoning while its calls are answered."""
+    """Replace the conversation, keeping reasoning until its calls are answered."""
     asked_at = max((at for at, message in enumerate(said) if message.role == "user"), default=-1)
     said = tuple(
         replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > asked_at))
@@ -399,7 +399,7 @@ MAX_QUERY_CHARACTERS = 2_000
 
 
 async def with_passages(services: ApiServices, owner: str, asked: ResponseRequest) -> ResponseRequest:
-    """Return a request whose last question follows the passages found for it.
+    """Insert the passages found for the last question before it.
 
     Raises ApiError (404) for an unknown vector store.
     """
@@ -438,6 +438,6 @@ async def with_passages(services: ApiServices, owner: str, asked: ResponseReques
 
 
 def annotation_of(given: GivenDocuments, mark: Mark, index: int) -> Mapping[str, Any] | None:
-    """Return a quotation as an annotation at character `index` of the text, or None where it is in no passage."""
+    """Return a quotation as an annotation at character `index` of the text, or None if no passage contains it."""
     found = given.found(mark.number, mark.words)
     return None if found is None else {"type": "file_citation", "index": index, **found[0].facts}

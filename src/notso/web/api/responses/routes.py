@@ -67,7 +67,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
                 events = elsewhere.events(0 if start is None else int(start) + 1, PING)
                 return EventStream(events, lambda: services.reread_streams.closed(owner))
             await found_response(services, owner, response_id, "response_id")
-            raise unsupported("stream", "the events of this response are not kept; use stream: false")
+            raise unsupported("stream", "the events of this response are no longer available; use stream: false")
         services.reread_streams.opened(owner)
         again = running.serializer.again()
         events = numbered(sse_events(running.running, again), 0 if start is None else int(start) + 1, again.ping)
@@ -116,13 +116,13 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
         return await large_response(lambda: body)
     stored = await found_response(services, owner, response_id, "response_id")
     if not stored.body.get("background"):
-        raise ApiError(400, "invalid_value", "only a background response can be cancelled", param="response_id")
+        raise ApiError(400, "invalid_value", "only a background response can be canceled", param="response_id")
     return await large_response(lambda: stored.body)
 
 
 @stored_router.delete("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def delete(services: Services, owner: Owner, response_id: str) -> Response:
-    """Delete a stored response and its cached prompt. Responses that continue it stay."""
+    """Delete a stored response and its cached prompt. Responses that continue it are kept."""
     running = _running(services, owner, response_id)
     if running is None:
         if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
@@ -147,7 +147,7 @@ async def stored_response(services: ApiServices, owner: str, id: str) -> StoredR
 
 
 async def found_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
-    """Return a response by id. Raise ApiError (404) naming `param` if unknown."""
+    """Return a response by id. Raises ApiError (404) naming `param` if unknown."""
     found = await stored_response(services, owner, id)
     if found is None:
         raise ApiError(404, "not_found", "no response with that id is stored", param=param)
@@ -167,10 +167,10 @@ def _running(services: ApiServices, owner: str, response_id: str) -> ResumableSt
 
 
 def _query(request: Request, services: ApiServices, names: tuple[str, ...]) -> tuple[Mapping[str, str], dict[str, str]]:
-    # Raise ApiError (400) for unknown ones.
+    # Raises ApiError (400) for unknown parameters.
     for name in request.query_params:
         if name not in names and name not in HINTS:
-            raise unsupported(printable(name), "unknown field; remove it")
+            raise unsupported(printable(name), "unknown parameter; remove it")
     hints = [name for name in HINTS if request.query_params.get(name, "false") != "false"]
     if services.shared.settings.strict_fields:
         refuse_hints(GivenHint(name, name, False) for name in hints)
@@ -185,8 +185,8 @@ Parse = Callable[[Mapping[str, Any], Mapping[str, Item] | None], ResponseRequest
 @router.post("/responses", dependencies=[GUARDED])
 @router.post("/v1/responses", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer, optionally continuing a stored response. The answer is stored unless `store` is false. With `background`,
-    return at once; the response is polled by id."""
+    """Create a response, which may continue a stored one. It is stored unless `store` is false. With `background`,
+    return at once; clients poll the response by id."""
     asked = await _read(request, services, owner, parse_response_request)
     if asked.keep and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and read-only; use store: false")

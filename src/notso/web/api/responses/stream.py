@@ -21,7 +21,7 @@ BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
 
 
 class ResponseSerializer:
-    """Serializer for response.created, items, and response.completed, .incomplete or .failed."""
+    """Writes response.created, items, and response.completed, .incomplete or .failed."""
 
     ping = PING
 
@@ -126,8 +126,8 @@ class ResponseSerializer:
         yield from self._done("completed")
 
     async def finalise(self, added: Mapping[str, Any] | None = None) -> None:
-        # Before completion is reported. Messages dropped from its prompt stay dropped, so that a chain of responses
-        # grows no longer than the context.
+        # Store the response before reporting completion. Messages that were dropped from the prompt are not stored, so
+        # that a chain of responses does not outgrow the context.
         if self.asked.keep:
             said = self.asked.said
             head = 1 if said[0].role == "system" and not self.asked.instructions else 0

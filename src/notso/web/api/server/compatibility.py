@@ -52,7 +52,7 @@ describes endpoints and responses.
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An endpoint's body: its fields, and notes on them and on nested ones."""
+    """An endpoint with the fields of its body, and notes on these and on nested fields."""
 
     path: str
     api: str
@@ -98,7 +98,7 @@ def _section(address: Address) -> str:
     top = {name: note for name, note in address.notes.items() if name not in address.within}
     lines += [_row(name, note) for name, note in sorted(top.items(), key=lambda item: ORDER.index(item[1].state))]
     if address.within:
-        lines += ["", "Within those:", "", *_head("field or type")]
+        lines += ["", "Nested fields:", "", *_head("field or type")]
         lines += [_row(name, note) for name, note in address.within.items()]
     return "\n".join([*lines, ""])
 

@@ -67,15 +67,15 @@ EMBEDDING_NOTES: Notes = {
         f"a text, without control tokens, or a list of token ids; or up to {MAX_INPUTS:,} of either. Each must fit the "
         "context"
     ),
-    "content": works("llama-server's name of `input`"),
+    "content": works("llama-server's name for `input`"),
     "model": works("a name listed by `GET /v1/models`; optional"),
     "encoding_format": works("`float`, or `base64`: 32-bit floats, little-endian"),
-    "dimensions": works("the model's own number", "the model was not trained to have others"),
+    "dimensions": works("the model's own number of dimensions", "the model was not trained for other dimensions"),
     "embd_normalize": inert(f"2: {ONLY_LENGTH}", ONLY_LENGTH),
-    "user": hint("the caller's own name for a person"),
-    "task": hint("the model knows no tasks of embeddings"),
-    "input_type": hint("the model knows no types of texts"),
-    "truncate_prompt_tokens": hint("a text that does not fit is refused"),
+    "user": hint("describes the caller"),
+    "task": hint("the model does not distinguish tasks of embeddings"),
+    "input_type": hint("the model does not distinguish types of input"),
+    "truncate_prompt_tokens": hint("texts that do not fit are refused"),
 }
 
 router = APIRouter()
@@ -84,7 +84,7 @@ router = APIRouter()
 @router.post("/v1/embeddings", dependencies=[GUARDED])
 @router.post("/embeddings", dependencies=[GUARDED])
 async def embeddings(request: Request, services: Services, owner: Owner) -> Response:
-    """Return embeddings: the mean of each text's last hidden states, of length 1. SmolLM3 was not trained for them."""
+    """Return each text's embedding: the normalized mean of its last hidden states. SmolLM3 was not trained for this."""
 
     def body(found: Embeddings, fields: EmbeddingFields) -> Any:
         written = base64_of if fields.encoding_format == "base64" else list
@@ -117,12 +117,12 @@ async def _respond(
 
 
 def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, EmbeddingRequest]:
-    """Validate a request for embeddings. Raise ApiError (400) naming the field."""
+    """Validate an embedding request. Raises ApiError (400) naming the field."""
     fields = read_fields(EmbeddingFields, body, EMBEDDING_NOTES)
     name = "content" if fields.input is None and fields.content is not None else "input"
     given = getattr(fields, name)
     if given is None:
-        raise invalid("input", "input must be a text, a list of token ids, or a list of either")
+        raise invalid("input", "input must be a string, a list of token ids, or a list of either")
     if fields.input is not None and fields.content is not None:
         raise invalid("content", "only one of input and content is allowed")
     prompts: tuple[Prompt, ...] = (
@@ -133,7 +133,7 @@ def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, E
         else tuple(each if isinstance(each, str) else tuple(each) for each in given)
     )
     if not all(prompts):
-        raise invalid(name, f"{name} has an empty text", "empty_prompt")
+        raise invalid(name, f"{name} contains an empty string", "empty_prompt")
     asked = EmbeddingRequest(
         model=fields.model,
         prompts=prompts,

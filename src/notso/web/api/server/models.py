@@ -47,10 +47,10 @@ class LoadFields(Fields):
 
 
 LOAD_NOTES: Notes = {
-    "lora_name": works("its name in requests: `model: smollm3:NAME`"),
+    "lora_name": works("the adapter's name in requests: `model: smollm3:NAME`"),
     "lora_path": works("a GGUF file or PEFT folder in the folder given with `--adapter-dir`"),
     "scale": works("multiplies the adapter's own scale; default 1"),
-    "base_model_name": works("its model, as in `model`; default: the default model"),
+    "base_model_name": works("the adapter's base model, as in `model`; default: the default model"),
 }
 
 
@@ -62,7 +62,7 @@ class UnloadFields(Fields):
 
 
 UNLOAD_NOTES: Notes = {
-    "lora_name": works("its name in requests"),
+    "lora_name": works("the adapter's name in requests"),
     "lora_int_id": hint("adapters have no numeric ids"),
 }
 
@@ -107,12 +107,10 @@ async def unload(request: Request, services: Services) -> Response:
 
 def _within(folder: Path | None, name: str) -> Path:
     if folder is None:
-        raise ApiError(
-            403, "not_allowed", "adapters are loaded by requests only where --adapter-dir names their folder"
-        )
+        raise ApiError(403, "not_allowed", "loading adapters by request requires the option --adapter-dir")
     path = within(folder, name)
     if path is None:
-        raise invalid("lora_path", "adapters are taken from the folder that --adapter-dir names, and from nowhere else")
+        raise invalid("lora_path", "the adapter is not in the folder given with --adapter-dir")
     return path
 
 
@@ -127,7 +125,7 @@ ANTHROPIC_MOST = 1000
 async def list_models(request: Request, services: Services) -> Response:
     """List models and adapters, the default model first. Empty until that is loaded.
 
-    A request with the header `anthropic-version` is answered in Anthropic's form.
+    A request with the header `anthropic-version` is answered in Anthropic's format.
     """
     entries = [entry for _, entry in await _entries(services)]
     if ANTHROPIC_VERSION in request.headers:
@@ -146,7 +144,7 @@ async def show_model(request: Request, services: Services, name: str) -> Respons
 
 
 def _anthropic_page(entries: list[dict[str, Any]], asked: Mapping[str, str]) -> dict[str, Any]:
-    # Raise ApiError (400).
+    # Raises ApiError (400).
     text = asked.get("limit", str(ANTHROPIC_LIMIT))
     if not (text.isascii() and text.isdecimal() and len(text) < 5 and 1 <= int(text) <= ANTHROPIC_MOST):
         raise invalid("limit", f"limit must be an integer from 1 to {ANTHROPIC_MOST}")

@@ -221,7 +221,7 @@ STREAMED = {
     ),
     **dict.fromkeys(("POST /api/chat", "POST /api/generate"), "application/x-ndjson"),
 }
-"""Operations that stream by request, and the type of the stream."""
+"""Operations that stream on request, and the media type of the stream."""
 
 OTHER_TYPES = {
     "GET /metrics": "text/plain",
@@ -348,7 +348,7 @@ def components() -> dict[str, Any]:
 
 
 def responses_of(operation: str) -> dict[str, Any]:
-    """Return the successful responses of an operation, as "POST /v1/messages"; none if it never succeeds."""
+    """Return the successful responses of an operation such as "POST /v1/messages"; empty if it never succeeds."""
     if operation in REFUSED:
         return {}
     content: dict[str, Any] = {}
@@ -499,7 +499,7 @@ def _page(described: dict[str, Any]) -> Iterator[str]:
     title = f"{described['info']['title']} {described['info']['version']}"
     yield f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}: API</title>'
     yield f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style><h1>{escape(title)}: API</h1>'
-    yield '<p>For programs: <a href="openapi.json">openapi.json</a>.</p>'
+    yield '<p>Machine-readable: <a href="openapi.json">openapi.json</a>.</p>'
     for path, operations in described["paths"].items():
         for method, operation in operations.items():
             yield f"<details><summary><code>{method.upper()} {escape(path)}</code> {escape(operation['summary'])}"

@@ -39,7 +39,7 @@ async def props(services: Services) -> Response:
             "modalities": {"vision": False, "audio": False},
             "build_info": f"notso {release()}",
             "chat_template": info.chat_template,
-            "bos_token": "",  # no token begins every text
+            "bos_token": "",  # the model has none
             "eos_token": info.end_token,
             "n_params": info.parameter_count,
             "size": info.size_bytes,
@@ -83,8 +83,8 @@ health_router = APIRouter()
 @health_router.head("/health", dependencies=[PUBLIC])
 @health_router.get("/v1/health", dependencies=[PUBLIC])
 async def health(services: Services) -> JSONResponse:
-    """Return 200 if a request would be answered, loading a model if needed. Return 503 during the first load or a model
-    switch, after its failure, without a database connection, and while stopping."""
+    """Return 200 if a request would be answered, after loading a model if needed. Return 503 during the first load or a
+    model switch, after a failed load, without a database connection, and while stopping."""
     # `leaving` is set before stopping, for as long as a proxy needs to notice.
     shared = services.shared
     status: str = "stopping" if shared.stopping or shared.leaving else shared.engine.state
@@ -101,33 +101,33 @@ async def health(services: Services) -> JSONResponse:
 @health_router.get("/livez", dependencies=[PUBLIC])
 @health_router.head("/livez", dependencies=[PUBLIC])
 async def livez() -> JSONResponse:
-    """Return 200 while the process responds. Waits for nothing."""
+    """Return 200 immediately, while the process responds."""
     return JSONResponse({"status": "alive"})
 
 
 @health_router.get("/ping", dependencies=[PUBLIC])
 @health_router.post("/ping", dependencies=[PUBLIC])
 async def ping(services: Services) -> JSONResponse:
-    """Return what /health returns, on SageMaker's and vLLM's endpoint."""
+    """Return what /health returns, at the endpoint of SageMaker and vLLM."""
     return await health(services)
 
 
 @router.get("/version", dependencies=[GUARDED])
 async def version() -> Response:
-    """Return the server's version, on vLLM's endpoint."""
+    """Return the server's version, at vLLM's endpoint."""
     return JSONResponse({"version": release()})
 
 
 @router.get("/load", dependencies=[GUARDED])
 async def load(services: Services) -> Response:
-    """Return the number of requests being processed or waiting, on vLLM's endpoint."""
+    """Return the number of requests being processed or waiting, at vLLM's endpoint."""
     stats = services.shared.engine.stats()
     return JSONResponse({"server_load": 0 if stats is None else stats.running + stats.waiting})
 
 
 @router.get("/metrics", dependencies=[operator_only()])
 async def metrics(services: Services) -> Response:
-    """Return metrics in Prometheus text format. Requires a key, as they reveal the owner's usage."""
+    """Return metrics in Prometheus text format. Requires an operator's key, because metrics reveal usage."""
     headers = {"Content-Type": CONTENT_TYPE_LATEST, "Process-Start-Time-Unix": str(services.metrics.started)}
     return Response(await asyncio.to_thread(services.metrics.text), headers=headers)
 

@@ -35,7 +35,7 @@ class TokenizeFields(Fields):
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     model: Name | None = None
-    messages: list[Any] | None = None  # with what may stand beside them: read as a chat completion
+    messages: list[Any] | None = None  # parsed as a chat completion, with the fields below
     tools: list[Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -45,13 +45,13 @@ class TokenizeFields(Fields):
 
 TOKENIZE_NOTES: Notes = {
     "content": works("the text"),
-    "prompt": works("the text, by vLLM's name; the response then has `count` and `max_model_len`, too"),
+    "prompt": works("vLLM's name for `content`; the response then also has `count` and `max_model_len`"),
     "parse_special": works("true: recognize control tokens in the text; default: true with `prompt`, as in vLLM"),
     "with_pieces": works("true: return each token with its text"),
-    "add_special_tokens": works("the tokenizer adds none"),
-    "add_special": works("the model has no begin-of-text token"),
+    "add_special_tokens": works("accepted; the tokenizer adds no special tokens"),
+    "add_special": works("accepted; the tokenizer adds no special tokens"),
     "model": works("the model; default: the default model"),
-    "messages": works("instead of a text, as in vLLM: a conversation, whose prompt is returned with `count`"),
+    "messages": works("as in vLLM, instead of a text: a conversation whose prompt is tokenized"),
     "tools": works("with `messages`, as in a chat completion"),
     "add_generation_prompt": works("with `messages`, as in a chat completion"),
     "continue_final_message": works("with `messages`, as in a chat completion"),
@@ -103,7 +103,7 @@ def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequ
     asked = read_fields(TokenizeFields, body, TOKENIZE_NOTES)
     given = [name for name in ("content", "prompt", "messages") if getattr(asked, name) is not None]
     if not given:
-        raise invalid("content", "content must be text; or give prompt or messages, where content is not there")
+        raise invalid("content", "content is required, or prompt or messages in its place")
     if len(given) > 1:
         raise invalid("content", f"only one of {' and '.join(given)} is allowed")
     if asked.messages is None:

@@ -36,15 +36,15 @@ class ApiRequest:
     stream: bool = False
     fresh: bool = False  # do not use cached prompts
     keep: bool = False  # store the answer until deleted
-    background: bool = False  # generate without a reader; poll by id
+    background: bool = False  # generate without a connection; the client polls by id
     keep_stream: bool = False  # store the stream of a named conversation until its end
-    keep_alive_s: float | None = None  # model residency in seconds afterwards, negative: unlimited
+    keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # this API's names of chat completion fields
-    ignored: tuple[str, ...] = ()  # given fields without effect
-    hints: tuple[GivenHint, ...] = ()  # ignored fields with known hints
+    ignored: tuple[str, ...] = ()  # names of other ignored fields
+    hints: tuple[GivenHint, ...] = ()  # ignored fields from `hints_of`
 
     def in_named_conversation(self) -> Self:
-        """Return the request where X-Conversation-Id gives `store` a meaning."""
+        """Return the request without the hint for `store`, which takes effect with X-Conversation-Id."""
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     @property
@@ -58,7 +58,7 @@ MAX_NAME_CHARACTERS = 64
 
 
 def dropped_by_template(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> list[str]:
-    """Return conversation parts that the chat template drops. If `strict`, raise ApiError (400) instead."""
+    """Return the message parts that the chat template drops. If `strict`, raise ApiError (400) instead."""
     found: dict[str, None] = {}
     for prompt in asked.prompts:
         messages = [each for each in prompt if isinstance(each, Message)] if info.template_drops else []

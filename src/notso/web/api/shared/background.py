@@ -1,6 +1,8 @@
-"""Responses that survive a restart: those in the background, and streams of named conversations with `store`. Each is
-kept with its request, seed and tokens until it ends, and one that its process left is continued under its id: its
-events are those that it had, and then those that it would have had."""
+"""Responses that survive a restart: background responses, and streams of named conversations with `store`.
+
+Each is stored with its request, seed and tokens until it ends. If its process stops before that, another one continues
+it under the same id: it replays the tokens, so that the events are the same as without the interruption.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ LONGEST_RETRY_SECONDS = 30
 
 
 def scope_inside(app: FastAPI | None, path: str, caller: Caller) -> Scope:
-    """Return the scope of a POST request with a JSON body, sent for `caller`."""
+    """Return the ASGI scope of an internal POST request with a JSON body, on behalf of `caller`."""
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -54,7 +56,7 @@ def scope_inside(app: FastAPI | None, path: str, caller: Caller) -> Scope:
 
 
 async def asked_inside(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, bytes]:
-    """Send a request, again while the program is busy; return status and body."""
+    """Send an internal request, retrying while the server is busy; return status and body."""
     while True:
         status, headers, answer = await sent_inside(app, {**scope, "state": {}}, body)
         if status not in RETRY_STATUSES:
@@ -94,13 +96,13 @@ _log = logging.getLogger("notso.web.api")
 
 
 class BackgroundResponses:
-    """The background responses of this process, and those that others left. Use on the event loop."""
+    """Runs background responses and continues those of stopped processes. Use on the event loop."""
 
     def __init__(self, shared: Shared, ring: KeyRing) -> None:
         self._shared = shared
         self._ring = ring
         self._holder = secrets.token_hex(8)
-        self._known: set[str] = set()  # responses that it continues
+        self._known: set[str] = set()  # responses that run here
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, app: FastAPI, inside: Any) -> None:
@@ -110,11 +112,11 @@ class BackgroundResponses:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(NotsoError):  # the database is away; the leases will expire
+        with contextlib.suppress(NotsoError):  # the database is unreachable; the leases will expire
             await self._shared.store.records.leave_open_responses(self._holder)
 
     async def follow(self, request: Request, owner: str, response_id: str, seed: int, stream: ResumableStream) -> None:
-        """Keep a response that has begun, and its tokens, until its end."""
+        """Store a running response and its tokens until it ends."""
         self._known.add(response_id)
         if LEFT not in request.scope:
             body, caller = (await request.body()).decode(), json.dumps(astuple(caller_of(request)))
@@ -143,7 +145,7 @@ class BackgroundResponses:
             if noted == (record.origin, record.tokens):
                 continue
             now, progress = (record.origin, record.tokens), json.dumps(asdict(record.since(stored)))
-            with contextlib.suppress(NotsoError):  # the database is away; the next round tries again
+            with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 is_further, records = record.tokens > begun, self._shared.store.records
                 await records.note_progress(response_id, self._holder, stored, progress, is_further=is_further)
                 noted, stored = now, now[1]
@@ -153,7 +155,7 @@ class BackgroundResponses:
         if self._shared.stopping and not is_whole and not stream.running.stopped_by_asker:
             return  # the next process continues it
         while True:
-            with contextlib.suppress(NotsoError):  # the database is away
+            with contextlib.suppress(NotsoError):  # the database is unreachable
                 await self._shared.store.records.end_open_response(owner, response_id)
                 self._known.discard(response_id)
                 return
@@ -162,10 +164,10 @@ class BackgroundResponses:
     async def _look(self, app: FastAPI, inside: Any) -> None:
         records, is_shared = self._shared.store.records, self._shared.store.is_shared
         while True:
-            with contextlib.suppress(NotsoError):  # the database is away; the next round tries again
+            with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 if is_shared:
                     await records.renew_open_responses(self._holder, _now_ms())
-                # A store of this process alone holds no lease of a live one.
+                # A store that is not shared has no leases of other running processes.
                 until = _now_ms() if is_shared else 1 << 62
                 while not self._shared.stopping and (left := await self._claimed(until)):
                     self._known.add(left.id)
@@ -179,17 +181,17 @@ class BackgroundResponses:
         try:
             await self._go_on_with(app, inside, left)
         except BaseException:
-            self._known.discard(left.id)  # it is claimed again
+            self._known.discard(left.id)  # so that it can be claimed again
             raise
 
     async def _go_on_with(self, app: FastAPI, inside: Any, left: OpenResponse) -> None:
         caller = await self._ring.still(Caller(*json.loads(left.caller)))
         if caller is None or left.is_given_up:
-            said = "the key was revoked" if caller is None else "the server ended several times during this response"
+            said = "the key was revoked" if caller is None else "the server stopped several times during this response"
             return await self._fail(left, ApiError(500, "server_error", said))
         status, told = await self._asked_again(app, inside, left, caller)
         if told.get("param") == "replay" and not json.loads(left.body).get("stream"):
-            # Another model or arithmetic: its text so far was seen by no reader of a stream.
+            # The model or its arithmetic has changed. The response is not streamed, so it can start again.
             status, told = await self._asked_again(app, inside, replace(left, progress=""), caller)
         if status != 200:
             message = str(told.get("message", "the response could not be continued"))
@@ -221,11 +223,11 @@ class BackgroundResponses:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a response could not be kept or continued", exc_info=error)
+            _log.error("a response could not be stored or continued", exc_info=error)
 
 
 def queued_body(left: OpenResponse) -> dict[str, Any]:
-    """Return the body of a response that its process left, until another one takes it up."""
+    """Return the body of a response whose process stopped, until another process continues it."""
     return {
         "id": left.id,
         "object": "response",
@@ -239,7 +241,7 @@ def queued_body(left: OpenResponse) -> dict[str, Any]:
 
 
 def replayed(submission: Submission, left: OpenResponse | None) -> Submission:
-    """Return a submission that reports its tokens, and begins with those of the response that it continues."""
+    """Return the submission, reporting its tokens and starting with those of the response that it continues."""
     submission = recorded(submission, left.seed if left is not None else None)
     if left is None or not left.progress:
         return submission
@@ -249,7 +251,7 @@ def replayed(submission: Submission, left: OpenResponse | None) -> Submission:
 
 
 def left_response(request: Request) -> OpenResponse | None:
-    """Return the response that a request continues, if it does."""
+    """Return the response that a request continues, if any."""
     left: OpenResponse | None = request.scope.get(LEFT)
     return left
 

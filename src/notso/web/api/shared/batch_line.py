@@ -1,4 +1,4 @@
-"""Lines of batch files, as OpenAI's API has them; shared by the routes and the command line."""
+"""Lines of batch files in OpenAI's format, shared by the routes and the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BatchLine:
 
 
 def read_line(content: bytes, urls: Collection[str]) -> BatchLine:
-    """Parse and check a line, but not its body. Raise ApiError."""
+    """Parse and check a line, but not its body. Raises ApiError."""
     if len(content) > MAX_LINE_BYTES:
         raise line_too_long()
     entry = parse_object(content)

@@ -79,7 +79,7 @@ class Choice:
     reasoning_logprobs: list[TokenLogprob] | None = None
 
     def add(self, event: Event) -> dict[str, Any] | None:
-        """Apply an event and return its stream delta, if any. Raise the error of an `error` event."""
+        """Apply an event and return its stream delta, if any. Raises the error of an `error` event."""
         match event.kind:
             case "reasoning" if self.raw_thinking:
                 piece = event.text if self.in_raw_reasoning else OPEN_REASONING + event.text
@@ -181,7 +181,7 @@ def logprobs_body(
 
 
 def collect(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
-    """Build a whole answer. Raise the error of an `error` event."""
+    """Build a whole answer. Raises the error of an `error` event."""
     choice = new_choice(raw_thinking=raw_thinking, logprobs=logprobs)
     for event in events:
         choice.add(event)

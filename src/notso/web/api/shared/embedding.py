@@ -1,4 +1,4 @@
-"""Embeddings of texts, for the APIs that return them in their formats."""
+"""Embeddings of texts, shared by the APIs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ONE_TOKEN = (SamplingParams(max_tokens=1),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest(ApiRequest):
-    dimensions: int | None = None  # only the model's own number is possible
+    dimensions: int | None = None  # must be the model's own number
     truncate: bool = False  # embed the beginning of a text that does not fit
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Embeddings in the order of the prompts, each of length 1."""
+    """Normalized embeddings in the order of the prompts."""
 
     info: ModelInfo
     vectors: Sequence[Sequence[float]]
@@ -42,7 +42,7 @@ class Embeddings:
 
 
 async def embeddings_of(request: Request, services: ApiServices, owner: str, asked: EmbeddingRequest) -> Embeddings:
-    """Compute the embeddings, as many at a time as the model answers. Raise ApiError; disconnecting stops them."""
+    """Compute the embeddings, up to `max_num_seqs` at a time. Raises ApiError. Disconnecting stops them."""
     if asked.truncate:
         async with serving(services, asked.model) as model:
             cut = await with_prompt(request, lambda: _cut(asked.prompts, model.engine))
@@ -54,7 +54,7 @@ async def embeddings_of(request: Request, services: ApiServices, owner: str, ask
         raise ApiError(
             400,
             "invalid_value",
-            f"dimensions must be {len(vectors[0])}: the model was not trained to have others",
+            f"dimensions must be {len(vectors[0])}: the model was not trained for other dimensions",
             param="dimensions",
         )
     usages = [event.usage for event in events if event.usage is not None]

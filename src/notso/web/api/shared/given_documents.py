@@ -1,4 +1,4 @@
-"""Documents in requests: files read in child processes, and what answers may quote of them."""
+"""Documents in requests: files, which child processes parse, and quotations from them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _HOLD_FILES = ("file_data", "file_id")
 _DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
-"""Documents by the digest of their base64 text, or the id of the file."""
+"""Documents by the digest of their base64 text or the id of their file."""
 NO_FILES: Files = {}
 
 
 @dataclass(frozen=True, slots=True)
 class GivenFile:
-    """A file in a request and its field: base64 text and a name that says its kind, or the id of a stored file."""
+    """A file in the field `param`: base64 text with a name that tells its type, or the id of a stored file."""
 
     data: str
     name: str
@@ -58,17 +58,17 @@ class GivenFile:
 
 @dataclass(frozen=True, slots=True)
 class GivenDocument:
-    """A document of a prompt, with the name it has there."""
+    """A document of a prompt, with its name in the prompt."""
 
     name: str
     text: str
     is_quoted: bool
     starts: tuple[int, ...] = (0,)  # offsets of its pages or blocks
-    facts: Mapping[str, Any] = field(default_factory=dict)  # of one API
+    facts: Mapping[str, Any] = field(default_factory=dict)  # API-specific values
 
 
 class GivenDocuments:
-    """The documents of a prompt, numbered from 1 in its order."""
+    """The documents of a prompt, numbered from 1 in order."""
 
     def __init__(self) -> None:
         self._documents: list[GivenDocument] = []
@@ -81,7 +81,7 @@ class GivenDocuments:
         return any(each.is_quoted for each in self._documents)
 
     def add(self, document: GivenDocument, context: str = "") -> str:
-        """Number a document, and name it by that if it has no name; return it as the prompt contains it."""
+        """Add a document, naming it by its number if it has no name; return its text in the prompt."""
         name = visible_line(document.name, MAX_NAME_CHARACTERS) or f"document {len(self._documents) + 1}"
         self._documents.append(replace(document, name=name))
         return framed(name, f"{context}\n\n{document.text}" if context else document.text)
@@ -93,11 +93,11 @@ class GivenDocuments:
         if not 0 < number <= len(self._documents) or not self._documents[number - 1].is_quoted:
             return None
         document = self._documents[number - 1]
-        start = quotable(document.text).find(words)  # as the engine holds it to the text
+        start = quotable(document.text).find(words)  # normalized as by the engine
         return None if start < 0 else (document, start, start + len(words))
 
     def asking(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return messages whose last question asks for quotations, if there is something to quote."""
+        """Return the messages with a request for quotations in the last question, if a document may be quoted."""
         at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
         if at < 0 or not self.are_quoted:
             return tuple(messages)
@@ -105,7 +105,7 @@ class GivenDocuments:
         return (*messages[:at], asked, *messages[at + 1 :])
 
     def options(self, options: RequestOptions) -> RequestOptions:
-        """Return options that hold quotations, or the quoting fields of a schema, to the documents."""
+        """Return options that restrict quotations, or a schema's quoting fields, to the documents' text."""
         if has_quoting_fields(options):
             return replace(options, sources=tuple(QuoteSource(each.text, each.name) for each in self._documents))
         if not self.are_quoted:
@@ -119,9 +119,9 @@ async def read_body_with_files(
     files_in: Callable[[Mapping[str, Any]], Iterator[GivenFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
-    """Parse a body as `read_body` does, and the files in it, each in a child process.
+    """Parse a body like `read_body`, and its files in child processes.
 
-    Raises ApiError (400) also for a file that cannot be read.
+    Also raises ApiError (400) for a file that cannot be parsed.
     """
     require_json(request)
     files: dict[str, Document] = {}
@@ -129,7 +129,7 @@ async def read_body_with_files(
     if any(each in body for each in (b"base64", b"file_data", b"file_id")):
         given = await read_body(request, lambda body: list(files_in(body)))
         if len(given) > MAX_FILES:
-            raise invalid(given[-1].param, f"a request has at most {MAX_FILES} files")
+            raise invalid(given[-1].param, f"a request can contain at most {MAX_FILES} files")
         for each in given:
             if each.key not in files:
                 files[each.key] = await _read(request, each)
@@ -137,13 +137,13 @@ async def read_body_with_files(
 
 
 def openai_files(body: Mapping[str, Any]) -> Iterator[GivenFile]:
-    """Yield the files in messages of OpenAI's APIs, in a request that may be invalid."""
+    """Yield the files in the messages of a (possibly invalid) request to OpenAI's APIs."""
     for _, param, file in _file_parts(body):
         yield _given(file, param)
 
 
 def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
-    """Return a request to OpenAI's APIs with the text of its files in their place."""
+    """Replace the files in a request to OpenAI's APIs by their text."""
     if not files:
         return body
     body = json.loads(json.dumps(body))  # changed below
@@ -157,9 +157,9 @@ def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
 
 
 def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
-    """Parse a request to OpenAI's APIs with the text of its files in their place.
+    """Parse a request to OpenAI's APIs, replacing its files by their text.
 
-    Quoting fields of its schema name a file, or "prompt", which is the last message of the user.
+    Quoting fields of its schema name a file, or "prompt" for the user's last message.
     """
     asked = parse(with_texts(body, files))
     if not has_quoting_fields(asked.options):
@@ -210,10 +210,10 @@ def digest_of(data: str) -> str:
 
 
 async def found_file(services: ApiServices, owner: str, file_id: str, param: str = "file_id") -> StoredFile:
-    """Return a stored file by id. Raise ApiError (404) naming `param` if unknown or expired."""
+    """Return a stored file by id. Raises ApiError (404) naming `param` if unknown or expired."""
     file = await services.shared.store.records.file(owner, file_id)
     if file is None or 0 < file.expires_ms <= time.time_ns() // 1_000_000:
-        raise ApiError(404, "not_found", "no file of that id is stored", param=param)
+        raise ApiError(404, "not_found", "no file with that id is stored", param=param)
     return file
 
 

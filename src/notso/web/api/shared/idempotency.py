@@ -33,7 +33,7 @@ from notso.web.store.records import KeptAnswer
 
 HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
 MAX_KEPT_BYTES = 16 * 1024 * 1024
-"""Larger responses are not kept."""
+"""Larger responses are not stored."""
 NOT_KEPT = ("content-length", "x-request-id", "date", "server")
 """Headers that belong to one delivery of a response."""
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
@@ -42,11 +42,11 @@ _log = logging.getLogger("notso.web.api")
 
 @dataclass(slots=True)
 class _Recording:
-    """A response as it is made; readers follow its log, whose first entry holds status and headers."""
+    # A response in progress. Clients follow its log, whose first entry contains status and headers.
 
     digest: bytes
     log: AnswerLog
-    replayed: bool = False  # found in the store
+    replayed: bool = False  # found in the database
     task: asyncio.Task[None] | None = None
     size: int = 0
     started: Message = field(default_factory=dict)
@@ -54,9 +54,9 @@ class _Recording:
 
 
 class KeptAnswers:
-    """The innermost ASGI layer. Requests with a key run to their end without a reader, and their response is kept.
+    """Innermost ASGI middleware: completes requests with a key even if the client leaves, and stores the responses.
 
-    Only successful, complete responses are kept: a repetition after a failure runs again.
+    Only successful, complete responses are stored: repeating a failed request runs it again.
     """
 
     def __init__(self, app: ASGIApp, services: ApiServices) -> None:
@@ -83,7 +83,7 @@ class KeptAnswers:
                 raise ApiError(
                     400, "invalid_value", "Idempotency-Key must be 1 to 255 visible characters", param=HEADER
                 )
-            request.state.caller = caller  # the body counts as its owner's
+            request.state.caller = caller  # for limits per owner on bodies
             message = await receive()
             if message["type"] != "http.request":
                 return
@@ -189,7 +189,7 @@ class KeptAnswers:
         try:
             await self._services.shared.store.records.keep_answer(*name, answer)
         except NotsoError as error:  # the answer itself is complete
-            _log.warning("an answer could not be kept for its idempotency key: %s", error)
+            _log.warning("a response could not be stored for its idempotency key: %s", error)
 
 
 def _receive_of(message: Message) -> Receive:
@@ -198,7 +198,7 @@ def _receive_of(message: Message) -> Receive:
     async def receive() -> Message:
         if given:
             return given.pop()
-        await asyncio.Event().wait()  # the response is made whether or not its reader stays
+        await asyncio.Event().wait()  # the response is completed even if the client disconnects
         raise AssertionError
 
     return receive
@@ -219,7 +219,7 @@ async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Ca
                     await send({"type": "http.response.body", "body": entry, "more_body": True})
                 number += 1
             if log.finished and number == len(log.sse_events):
-                if not log.body:  # otherwise the connection is cut, as without a key
+                if not log.body:  # otherwise the stream is cut off, as without a key
                     await send({"type": "http.response.body", "body": b""})
                 return
             growing = asyncio.create_task(log.wait(number, PING_SECONDS))
@@ -237,14 +237,14 @@ async def _left(receive: Receive) -> None:
 
 
 async def _copy(found: AnswerElsewhere, log: AnswerLog) -> None:
-    # Raise ApiError (503) if that replica is gone.
+    # Raises ApiError (503) if that replica has stopped.
     while True:
         log.add(found.log.sse_events[len(log.sse_events) :])
         if found.finished:
             break
         if not await found.log.wait(len(log.sse_events), SILENT_SECONDS) and await found.is_abandoned():
             raise ApiError(
-                503, "shutting_down", "the server that generated this response is gone", retry_after_seconds=1
+                503, "shutting_down", "the server that was generating this response has stopped", retry_after_seconds=1
             )
     if found.log.body:
         log.finish(found.log.body)
@@ -255,7 +255,7 @@ def _start(status: int, headers: list[list[str]]) -> bytes:
 
 
 def _conversation(owner: str, key: str) -> tuple[str, str]:
-    # The blank keeps it apart from the conversations that clients name.
+    # The space keeps it apart from the conversation names of clients, which cannot contain one.
     return owner, f"idempotency-key {key}"
 
 

@@ -1,5 +1,8 @@
-"""Receipts in API responses: the header `x-notso-receipt: open` or `sealed` adds `notso_receipt` to a whole answer, and
-to the last event of a stream, in every format."""
+"""Receipts in API responses: records of the model, seed, parameters and token ids, for checking with `notso verify`.
+
+The header `x-notso-receipt: open` adds the field `notso_receipt` to a response, or to the last event of a stream;
+`sealed` adds a receipt with hashes in place of the conversation.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ FIELD = "notso_receipt"
 
 
 def wanted_receipt(request: Request) -> str | None:
-    """Return the form of the receipt that is asked for. Raise ApiError (400) if unknown."""
+    """Return the requested form of receipt, if any. Raises ApiError (400) if unknown."""
     form = request.headers.get(RECEIPT)
     if form not in (None, "open", "sealed"):
         raise ApiError(400, "invalid_value", f"{RECEIPT} must be open or sealed", param=RECEIPT)
@@ -32,7 +35,7 @@ def wanted_receipt(request: Request) -> str | None:
 
 
 def recorded(submission: Submission, seed: int | None = None) -> Submission:
-    """Return a submission with a seed, drawn if none is given, which reports its token ids."""
+    """Return the submission with reporting of token ids and a seed, a random one if none is given."""
     params = submission.params
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63) if seed is None else seed)
@@ -40,7 +43,7 @@ def recorded(submission: Submission, seed: int | None = None) -> Submission:
 
 
 class ReceiptSerializer:
-    """A serializer that adds the receipts of its choices to another one's last frame and body."""
+    """Wraps a serializer; adds a receipt per choice to its last frame and body."""
 
     def __init__(self, inner: Serializer, engine: ChatEngine, submissions: Sequence[Submission], form: str) -> None:
         self.id, self.ping = inner.id, inner.ping
@@ -49,7 +52,7 @@ class ReceiptSerializer:
         self._submissions = submissions
         self._form = form
         self._records = [TokenRecord(each.options.replay) for each in submissions]
-        self._held: list[bytes] = []  # frames of the last end: the last of all is changed
+        self._held: list[bytes] = []  # frames of the latest `end` event, one of which may be the stream's last
         self._receipts: Any = None
 
     def again(self) -> ReceiptSerializer:
@@ -74,7 +77,7 @@ class ReceiptSerializer:
             await asyncio.to_thread(self._receipt, *each) for each in zip(self._submissions, self._records, strict=True)
         ]
         self._receipts = made[0] if len(made) == 1 else made
-        await self.inner.finalise({**(added or {}), FIELD: self._receipts})  # what is stored has them, too
+        await self.inner.finalise({**(added or {}), FIELD: self._receipts})  # also in the stored response
 
     def closing(self) -> Iterator[bytes]:
         frames = [*self._held, *self.inner.closing()]
@@ -94,7 +97,7 @@ class ReceiptSerializer:
         params = submission.params
         cut = replace(params, max_tokens=record.limit or 1, min_tokens=min(params.min_tokens, record.limit))
         options = replace(submission.options, replay=record.replay)
-        failure = "the engine has not begun"
+        failure = "the engine has not started this answer"
         for each in (params, cut):  # a quota may have cut the limit
             try:
                 receipt = self._engine.receipt(submission.prompt, each, options, sealed=self._form == "sealed")

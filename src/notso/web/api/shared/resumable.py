@@ -1,4 +1,4 @@
-"""Answers of named conversations that outlive their reader and can be resumed or stopped on any replica."""
+"""Answers of named conversations that outlive their connection and can be resumed or stopped on any replica."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Alone, Body, Exchange
 
 FIRST_SECONDS = 0.5
-"""An answer without any change after this time does not exist."""
+"""An answer that reports no change within this time is considered not to exist."""
 SILENT_SECONDS = 2.0
-"""Silence after which the writer's existence is checked."""
+"""Silence after which the reader checks that the generating replica is still running."""
 UNREAD_SECONDS = 5.0
 PING_SECONDS = 15.0
 
@@ -53,12 +53,12 @@ class AnswerLog:
         self._wake()
 
     def changes(self, after: int) -> Body:
-        """Return the changes after a number; -1 for all."""
+        """Return the changes after number `after`; -1: all."""
         sse_events = [event.decode() for event in self.sse_events[max(0, after) :]]
         return {"id": self.id, "sse_events": sse_events, "body": self.body if after < 0 or self.finished else None}
 
     def take(self, changes: Body) -> bool:
-        """Apply changes to this copy; False if earlier ones are missing."""
+        """Apply changes to this copy. Return False if earlier ones are missing."""
         after = max(0, changes["after"])
         # The first changes of another answer with this name restart the copy.
         if changes["after"] < 0 and changes["id"] != self.id:
@@ -119,7 +119,7 @@ class AnswerElsewhere:
                     yield ping
 
     async def whole(self) -> Any:
-        """Wait for the body. Raise ApiError (503) if the writer is gone."""
+        """Wait for the body. Raises ApiError (503) if the generating replica has stopped."""
         while not self.log.finished:
             if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self.is_abandoned():
                 raise _gone()
@@ -150,11 +150,11 @@ class AnswersElsewhere:
         task = asyncio.create_task(self._keep(claim_name(owner, conversation), take, log))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # The copy grows only while it is in use: its last reader may leave long before the answer ends.
+        # Stop copying once the copy is unused: its last reader may leave long before the answer ends.
         weakref.finalize(found, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
             await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
-        except BaseException as error:  # the copy has no reader, also where the caller was canceled
+        except BaseException as error:  # the copy has no reader, also if the caller was canceled
             task.cancel()
             if isinstance(error, TimeoutError):
                 return None
@@ -180,7 +180,9 @@ def claim_name(owner: str, conversation: str) -> str:
 
 
 def _gone() -> ApiError:
-    return ApiError(503, "shutting_down", "the server that generated this response is gone", retry_after_seconds=5)
+    return ApiError(
+        503, "shutting_down", "the server that was generating this response has stopped", retry_after_seconds=5
+    )
 
 
 RESUMABLE_SECONDS = 300.0
@@ -188,7 +190,7 @@ MAX_RESUMABLE = 256
 
 
 class TokenRecord:
-    """What the events of one choice tell of its tokens, behind those that it replays."""
+    """Collects the tokens of one choice from its events, following those that it replays."""
 
     def __init__(self, replay: Replay | None = None) -> None:
         self._ids = list(replay.ids) if replay is not None else []
@@ -234,7 +236,7 @@ class ResumableStream:
         self.running = running
         self.record = record
         self.serializer = serializer  # output format
-        self.followed = serializer.again()  # position of generation
+        self.followed = serializer.again()  # follows the generation
         self.log = log  # copy for readers at other replicas, if any
         self.following = asyncio.create_task(self._follow())
 
@@ -310,7 +312,7 @@ class ResumableStreams:
         serializer: Serializer,
         record: TokenRecord | None = None,
     ) -> ResumableStream:
-        """Continue the answer without readers; it is dropped some time after its end."""
+        """Keep the answer running without readers; drop it RESUMABLE_SECONDS after its end."""
         log, name = AnswerLog(running.name, serializer.body()) if self._exchange.is_shared else None, running.name
         stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log, record)
         if log is not None:
@@ -352,7 +354,7 @@ class ResumableStreams:
 
 
 async def numbered(sse_events: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
-    """Number the events from `start`; pings depend on timing and have no number."""
+    """Number the events and yield those from `start`. Pings depend on timing and have no number."""
     number = -1
     async for sse_event in sse_events:
         if sse_event == ping:

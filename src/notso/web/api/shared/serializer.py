@@ -15,7 +15,7 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.running import RunningRequest
 from notso.web.values.json_steps import json_bytes, json_steps
 
-_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients take these for line ends, against the standard
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients treat these as line ends, contrary to the standard
 
 
 class Serializer(Protocol):
@@ -29,10 +29,10 @@ class Serializer(Protocol):
     def initial_events(self) -> Iterable[bytes]: ...
 
     def take(self, number: int, event: Event) -> Iterable[bytes]:
-        """Return an event's frames. Raise the error of an `error` event."""
+        """Return an event's frames. Raises the error of an `error` event."""
 
     async def finalise(self, added: Mapping[str, Any] | None = None) -> None:
-        """Do what must precede the end, such as storing. `added` are further fields of the body."""
+        """Complete the response before its end is sent, for example store it. `added`: more fields of the body."""
 
     def closing(self) -> Iterable[bytes]: ...
 
@@ -69,7 +69,7 @@ async def failure_event_of(serializer: Serializer, error: ApiError) -> bytes:
 
 
 async def whole_response(serializer: Serializer, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return the response of a serializer at its end, or so far."""
+    """Return a serializer's response, complete or so far."""
     return await large_response(serializer.body, headers)
 
 
@@ -79,7 +79,7 @@ async def large_response(body: Callable[[], Any], headers: Mapping[str, str] | N
 
 def as_json(value: Any, *, is_whole: bool = False) -> str:
     """Encode on one line. `is_whole` marks values that may be large."""
-    # Escaped for clients that split lines at more characters than the standard has.
+    # Escaped for clients that split lines at more characters than the standard specifies.
     text = "".join(json_steps(value)) if is_whole else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -114,7 +114,7 @@ PING_SECONDS = 15.0
 
 
 async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int, Event] | None]:
-    """Yield (choice number, event) to the end, None during silence. Raise ApiError (503) if the engine stops."""
+    """Yield (choice number, event) to the end, None during silence. Raises ApiError (503) if the engine stops."""
     async for number, events in running.events(silence_s=PING_SECONDS):
         if not events:
             yield None

@@ -29,7 +29,7 @@ class ApiServices:
     resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)
     wake_library: Callable[[], None] = lambda: None  # parse documents that were added just now
     background: BackgroundResponses | None = None  # None: background responses end with this process
-    inside: ASGIApp = _not_built  # routes without the layers around them, for requests of this program
+    inside: ASGIApp = _not_built  # the routes without middleware, for internal requests
     reread_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_REREAD_STREAMS))
 
 

@@ -52,7 +52,7 @@ T = TypeVar("T")
 LONGEST_RETRY_SECONDS = 60
 CONVERSATION = "x-conversation-id"
 BACKGROUND = "notso.background"
-"""Scope key of requests that give way to those of people and other programs."""
+"""Scope key of batch requests, which have lower priority."""
 INCOMPLETE = "notso.incomplete"
 """Scope key of streams that ended with an error."""
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
@@ -65,7 +65,7 @@ def require_json(request: Request) -> None:
 
 
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
-    """Parse the body. Raise ApiError: 415 for another type, 400 if invalid.
+    """Parse the body. Raises ApiError: 415 for another type, 400 if invalid.
 
     With `of_any_type`, the content type is not checked. With `strict_fields`, hints are rejected.
     """
@@ -88,7 +88,7 @@ async def with_prompt(request: Request, work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A model held loaded; `info` has the name reported to clients."""
+    """A model that is kept loaded; `info` has the name reported to clients."""
 
     engine: ChatEngine
     info: ModelInfo
@@ -107,7 +107,7 @@ def require_serving(services: ApiServices) -> None:
 async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice:
     """Resolve the `model` field.
 
-    Raises ApiError: 404 if unknown, 400 if the file cannot run, 503 as `require_serving`.
+    Raises ApiError: 404 if unknown, 400 if the file cannot run, 503 like `require_serving`.
     """
     require_serving(services)
     host, registry = services.shared.engine, services.shared.model_registry
@@ -118,7 +118,7 @@ async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice
     if choice is None:
         info, adapters = host.default.info, adapters_of(host.default)
         names = [model_id(info), *(adapter_id(info, each) for each in adapters)] if info is not None else []
-        said = f"there is no such model; GET /v1/models lists the available ones, first: {', '.join(names)}"
+        said = f"there is no such model; GET /v1/models lists the available models, such as {', '.join(names)}"
         raise ApiError(404, "model_not_found", said, param="model")
     served = host.model(choice.model)
     if registry is not None and registry.check is not None and served.info is None and served.path is not None:
@@ -132,7 +132,7 @@ async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice
 
 @asynccontextmanager
 async def serving(services: ApiServices, wanted: str | None = None) -> AsyncIterator[Serving]:
-    """Hold the named model, waiting for it to load. Raise ApiError."""
+    """Wait for the named model to load, and keep it loaded. Raises ApiError."""
     choice = await chosen_model(services, wanted)
     running = services.shared.requests.open("", counts=False)
     try:
@@ -148,7 +148,7 @@ async def _loaded(running: RunningRequest, choice: ModelChoice) -> ChatEngine:
     except ModelError as error:
         raise _failed(str(error)) from error
     if engine is None:
-        raise ApiError(503, "shutting_down", "the request was cancelled", retry_after_seconds=5)
+        raise ApiError(503, "shutting_down", "the request was canceled", retry_after_seconds=5)
     return engine
 
 
@@ -171,7 +171,7 @@ async def respond(
     asked: ApiRequest,
     serializer_of: Callable[[ModelInfo], Serializer],
 ) -> Response:
-    """Answer a request, whole or streamed. Raise ApiError before the first byte.
+    """Answer a request, whole or streamed. Raises ApiError only before the first byte.
 
     Disconnecting stops the answer, unless it belongs to a named conversation or runs in the background.
     """
@@ -199,9 +199,9 @@ async def _response(
         if asked.keep_alive_s is not None:
             host.keep(host.model(choice.model), asked.keep_alive_s)
         if choices > info.max_num_seqs:
-            raise ApiError(400, "invalid_value", f"n is at most {info.max_num_seqs} on this server", param="n")
+            raise ApiError(400, "invalid_value", f"n must be at most {info.max_num_seqs} on this server", param="n")
         if conversation is not None and choices > 1:
-            raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
+            raise ApiError(400, "invalid_value", "n must be 1 with X-Conversation-Id", param="n")
         serializer = serializer_of(info)
         running.name = serializer.id
         if asked.background:
@@ -262,7 +262,7 @@ async def _response(
 
 
 def conversation_of(request: Request) -> str | None:
-    """Return the conversation header. Raise ApiError (400) if malformed."""
+    """Return the conversation header. Raises ApiError (400) if malformed."""
     name = request.headers.get(CONVERSATION)
     if name is not None and not _CONVERSATION_NAME.fullmatch(name):
         raise ApiError(
@@ -274,7 +274,7 @@ def conversation_of(request: Request) -> str | None:
 async def sse_events(
     running: RunningRequest, serializer: Serializer, scope: Scope | None = None
 ) -> AsyncIterator[bytes]:
-    """Yield the whole stream; an error becomes its last frame, and marks the request's scope."""
+    """Yield the whole stream. An error becomes its last frame and sets INCOMPLETE in the scope."""
     try:
         for sse_event in serializer.initial_events():
             yield sse_event
@@ -294,7 +294,7 @@ async def sse_events(
 
 
 async def whole(running: RunningRequest, serializer: Serializer) -> Response:
-    """Return the whole response. Raise the answer's error."""
+    """Return the whole response. Raises the answer's error."""
     async for item in generation_events(running):
         if item is not None:
             for _ in await sse_events_of(serializer, *item):
@@ -339,9 +339,9 @@ async def _unless_gone(request: Request, running: RunningRequest, serializer: Se
 async def events_of_choices(
     request: Request, services: ApiServices, owner: str, asked: ApiRequest
 ) -> tuple[ModelInfo, list[list[Event]]]:
-    """Run any number of choices, as many at a time as the model does, and return the events of each.
+    """Run any number of choices, up to `max_num_seqs` at a time, and return the events of each.
 
-    Raise ApiError; disconnecting stops them.
+    Raises ApiError. Disconnecting stops them.
     """
     working = asyncio.create_task(_in_groups(request, services, owner, asked))
     leaving = asyncio.create_task(_left(request))

@@ -1,4 +1,4 @@
-"""Searches in vector stores, which are libraries of documents by OpenAI's names."""
+"""Searches in vector stores, OpenAI's name for libraries of documents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HALF_SCORE = 8.0
 
 
 class RankingOptions(Fields):
-    """Limits on what a search finds."""
+    """Ranking options of a search."""
 
     ranker: Annotated[Label | None, Hint(done=("auto", "none"))] = None
     score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -40,13 +40,13 @@ async def found_library(
     param: str = "vector_store_id",
     rights: Sequence[str] = ("own", "add", "read"),
 ) -> Library:
-    """Return a readable library by the id of its vector store. Raise ApiError: 404, or 403 without the rights."""
+    """Return a readable library by the id of its vector store. Raises ApiError: 404, or 403 without the rights."""
     for each in await services.shared.store.documents.libraries(owner):
         if store_id_of(each.id) == store_id:
             if each.rights not in rights:
-                raise ApiError(403, "forbidden", "this vector store belongs to somebody else", param=param)
+                raise ApiError(403, "forbidden", "this vector store belongs to another user", param=param)
             return each
-    raise ApiError(404, "not_found", "there is no vector store of that id", param=param)
+    raise ApiError(404, "not_found", "there is no vector store with that id", param=param)
 
 
 async def hits_in(
@@ -80,7 +80,7 @@ def result_of(hit: PassageHit, file_id: str) -> dict[str, Any]:
 
 
 async def file_ids_of(services: ApiServices, owner: str, documents: Iterable[StoredDocument]) -> dict[str, str]:
-    """Return the ids of the uploaded files that documents were made of, or ones made of the documents', by document."""
+    """Return the id of each document's uploaded file, or one derived from the document's id, by document id."""
     uploaded = [each.id for each in await services.shared.store.records.files(owner)]
     found = list(documents)
     made_of = {document_id_of(name, each): name for each in {each.library_id for each in found} for name in uploaded}
@@ -92,7 +92,7 @@ def store_id_of(library_id: str) -> str:
 
 
 def document_id_of(file_id: str, library_id: str) -> str:
-    """Return the id of the document that an uploaded file becomes: one file may be in several libraries."""
+    """Return the id of an uploaded file's document in a library; a file may be in several libraries."""
     return str(uuid.uuid5(uuid.UUID(library_id), file_id))
 
 

@@ -30,7 +30,7 @@ T = TypeVar("T", EngineStats, Progress, PromptEstimate, Usage)
 logger = logging.getLogger("notso.web.engine")
 
 WIRE_PATH = "/engine/v1"
-"""Incompatible wire formats get another number."""
+"""The number changes with incompatible wire formats."""
 CONNECT_SECONDS = 3.0
 CALL_SECONDS = 120.0
 """Long enough to load an unloaded model for a request."""
@@ -45,7 +45,7 @@ ANSWER_LIMITS = JsonLimits(depth=64, objects=200_000, values=2_000_000)
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
-"""Idle connections are reused within this time, as servers close idle ones."""
+"""Idle connections are reused within this time, because servers close idle ones."""
 FAILURES = (OSError, http.client.HTTPException)
 
 
@@ -62,7 +62,7 @@ class About:
 
     @property
     def can_answer(self) -> bool:
-        """Whether it can answer, possibly after loading a model."""
+        """Whether the engine can answer, possibly after loading a model."""
         return self.state in ("ready", "unloaded") and self.info is not None
 
     @property
@@ -114,7 +114,7 @@ class EngineLink:
             self._changed.notify_all()
 
     def wait(self) -> About:
-        """Wait until the engine can answer. Raise EngineError if it cannot or is unreachable."""
+        """Wait until the engine can answer. Raises EngineError if it cannot or is unreachable."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._tried)
             self._changed.wait_for(lambda: self._closed or not self.is_up or self._settled)
@@ -142,7 +142,7 @@ class EngineLink:
     # ---- answers
 
     def begin(self, body: Mapping[str, Any]) -> Generation:
-        """Start an answer. Raise the engine's error, or EngineError."""
+        """Start an answer. Raises the engine's error, or EngineError."""
         with self._changed:
             number = self._last = self._last + 1
             generation = Generation(lambda: self._wants(number))
@@ -187,7 +187,7 @@ class EngineLink:
     # ---- calls
 
     def call(self, name: str, body: Mapping[str, Any]) -> Any:
-        """Call a method of the engine. Raise its error, or EngineError if unreachable."""
+        """Call a method of the engine. Raises the method's error, or EngineError if unreachable."""
         data = json.dumps(body).encode()
         connection, is_fresh = self._connection()
         try:
@@ -232,7 +232,7 @@ class EngineLink:
                 raise EngineError(f"{self.name} sent too much data")
             if time.monotonic() > ends:
                 raise TimeoutError
-        response.close()  # read1 does not: the next answer on this connection would be refused
+        response.close()  # read1 does not close it, and the connection would refuse the next request
         self._require_taken(response)
         return bytes(told)
 
@@ -276,7 +276,7 @@ class EngineLink:
         if response.status == 200:
             return
         why = {
-            401: "requires another key: NOTSO_ENGINE_KEY must be the same for both",
+            401: "requires a different key: NOTSO_ENGINE_KEY must be the same on both servers",
             404: "has no engine API: start it with --engine-api, and use the same release for both",
             421: f"does not allow this host name: start it with --allow-host {self._parts.hostname}",
         }.get(response.status, f"answers with HTTP {response.status}")
@@ -310,7 +310,7 @@ class EngineLink:
                     self._changed.wait_for(lambda: self._closed, max(0.0, again - time.monotonic()))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """Raise one of FAILURES, EngineError or ValueError."""
+        """Yield the stream's lines. Raises one of FAILURES, EngineError or ValueError."""
         connection = self._connect(SILENCE_SECONDS)
         try:
             with self._changed:
@@ -381,7 +381,7 @@ class EngineLink:
                 self._changed.notify_all()
         if is_lost and was_up:
             self._break_calls()
-            self._when_changed()  # first: what takes up the answers then waits for the engine to return
+            self._when_changed()  # first, so that answers are continued only once the engine is back
             self._end_all(trouble)
 
     def _end_unknown(self, known: set[int]) -> None:
@@ -400,7 +400,7 @@ def _was_closed(connection: http.client.HTTPConnection) -> bool:
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.sock, selectors.EVENT_READ)
-            return bool(selector.select(0))  # between calls there is nothing to read but the end
+            return bool(selector.select(0))  # between calls, only the end of the connection can be read
     except (OSError, ValueError):  # closed here already
         return True
 
@@ -410,7 +410,7 @@ def _end(entry: _Open, why: str) -> None:
 
 
 def checked_numbers(value: T) -> T:
-    """Check that all numbers are valid counts or times. Raise ValueError."""
+    """Check that all numbers are valid counts or times. Raises ValueError."""
     for field_ in fields(value):
         number = getattr(value, field_.name)
         if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # NaN fails too
@@ -419,7 +419,7 @@ def checked_numbers(value: T) -> T:
 
 
 def _checked(event: Event) -> Event:
-    # Raise ValueError.
+    # Raises ValueError.
     for name in _CARRIED.get(event.kind, ()):
         if getattr(event, name) is None:
             raise ValueError(f"a {event.kind} without {name}")
@@ -455,13 +455,13 @@ def _object(text: bytes) -> dict[str, Any]:
         raise ValueError(str(error)) from None
     told = json.loads(text)
     if not isinstance(told, dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return told
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return "it takes too long"
+        return "timed out"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
-    return "it has closed the connection"
+    return "it closed the connection"

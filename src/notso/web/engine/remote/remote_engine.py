@@ -35,7 +35,7 @@ class RemoteSource:
         self._when_back: list[Callable[[], object]] = []
 
     def __call__(self) -> RemoteEngine:
-        """Wait for the engine. Raise EngineError if unreachable or unable to answer."""
+        """Wait for the engine. Raises EngineError if unreachable or unable to answer."""
         with self._lock:
             if not self._started:
                 self._started = True
@@ -172,7 +172,7 @@ class RemoteEngine:
         self._call("forget_reading", name, scope=scope)
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call once when the engine is unreachable, stopping, or has another model."""
+        """Call `callback` once when the engine is unreachable, stopping, or has another model."""
         with self._lock:
             if not self._lost:
                 self._when_lost.append(callback)
@@ -195,7 +195,7 @@ class RemoteEngine:
 
     @property
     def _open_link(self) -> EngineLink:
-        if self._closed:  # else calls that wait for a thread would each wait for an engine that hangs
+        if self._closed:  # otherwise each call that waits for a thread would also wait for a hanging engine
             raise EngineError("the engine was closed")
         return self._link
 

@@ -1,6 +1,6 @@
 """JSON serialization between front end and engine, derived from type hints.
 
-Fields with their default are omitted. NaN is sent in Python's notation, as both ends run this code.
+Fields with their default are omitted. NaN is sent in Python's notation, because both ends run this code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ METHODS = frozenset(
         *("speculative_prefill", "clear_cache", "forget_reading", "receipt"),
     }
 )
-"""ChatEngine methods that return at once."""
+"""ChatEngine methods that front ends may call."""
 
 
 def packed(value: Any) -> Any:
@@ -67,7 +67,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(hint: Any, given: Any) -> Any:
-    """Convert JSON to a type. Raise ValueError, or InvalidRequestError from the type's own checks."""
+    """Convert JSON to a type. Raises ValueError, or InvalidRequestError from the type's own checks."""
     return _unpacker(hint)(given)
 
 
@@ -80,9 +80,9 @@ def packed_error(error: NotsoError) -> dict[str, Any]:
 
 
 def unpacked_error(given: Any) -> NotsoError:
-    """Restore an error. Raise ValueError if malformed."""
+    """Restore an error. Raises ValueError if malformed."""
     if not isinstance(given, dict) or not isinstance(given.get("kinds"), list):
-        raise ValueError("no error")
+        raise ValueError("not an error")
     kind = next((ERRORS[each] for each in given["kinds"] if each in ERRORS), EngineError)
     message = str(given.get("message"))
     if "code" in given:
