@@ -210,5 +210,5 @@ def test_a_server_in_the_way_is_named(tmp_path: Path, database: str) -> None:
 
     asyncio.run(serving())
     in_directory(before, holding)
-    with pytest.raises(StorageError, match="no conversations in"):
+    with pytest.raises(StorageError, match="contains no chats"):
         copy_everything(str(tmp_path / "nowhere"), database)

@@ -93,13 +93,13 @@ CASES = [
         "server named twice",
         '{"mcpServers": {"a": {"command": "x"}, "a": {"command": "z"}}}',
         {"a": "z"},
-        {"a": "named twice"},
+        {"a": "defined twice"},
     ),
     Case(
         "key named twice",
         '{"mcpServers": {"a": {"command": "x", "command": "z"}}}',
         {"a": "z"},
-        {"a": "command is named twice"},
+        {"a": "command is defined twice"},
     ),
     # where the servers stand
     Case("servers", {"servers": {"a": X}}, {"a": "x"}),
@@ -178,7 +178,7 @@ CASES = [
     Case("baseUrl", *one({"type": "streamableHttp", "baseUrl": FAR}, FAR)),
     Case(
         "httpUrl and url",
-        *one({"httpUrl": FAR, "url": "https://t.example/sse"}, FAR, note="ignored beside httpUrl: url"),
+        *one({"httpUrl": FAR, "url": "https://t.example/sse"}, FAR, note="ignored because httpUrl is set: url"),
     ),
     Case("url with blanks", *one({"url": f" {FAR}\n"}, FAR)),
     Case("url with a fragment", *one({"url": f"{FAR}#top"}, FAR)),
