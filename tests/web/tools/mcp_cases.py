@@ -269,7 +269,7 @@ CASES = [
     Case("headers is a list", *one({"url": FAR, "headers": ["X: y"]}, "", why="headers must be an object")),
     Case(
         "header of two lines",
-        *one({"url": FAR, "headers": {"X": "y\nZ: a"}}, "", why='"X" is not a header of one line'),
+        *one({"url": FAR, "headers": {"X": "y\nZ: a"}}, "", why='"X" is not a valid header'),
     ),
     Case("header with a blank", *one({"url": FAR, "headers": {"X Y": "z"}}, "", why='"X Y" is not a header')),
     Case("header ends in a line end", *one({"url": FAR, "headers": {"X": "y\n"}}, f"{FAR} [X=y]")),

@@ -169,7 +169,7 @@ def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessa
     return StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)
 
 
-AFTER_SECONDS = 5.0  # titles and suggestions go first
+AFTER_SECONDS = 5.0  # titles and suggestions are generated first
 PATIENCE_SECONDS = 300.0
 
 

@@ -18,7 +18,7 @@ from notso.web.values.errors import StorageError
 from notso.web.values.fair_queue import FairQueue
 
 PIECE_SECONDS = 0.1
-"""Time limit for a batch of messages. A message that starts within it may exceed it, up to its rendering budget."""
+"""Time limit for a batch of messages. The last message may exceed it, up to its rendering budget."""
 WAIT_SECONDS = 5.0
 """Messages that are not rendered after this time are shown as plain text."""
 

@@ -69,7 +69,7 @@ class LibraryWork:
 
     async def follow(self) -> None:
         if self._store.read_only or (self._folder.root is None and self._store.is_shared):
-            return  # in a shared store, the folder's library may belong to another server
+            return  # without a folder, keep the library in a shared store: it may belong to another server
         has_failed = False
         while True:
             try:

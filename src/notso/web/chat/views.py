@@ -159,7 +159,7 @@ async def list_context(services: ChatServices, owner: str, chat: Chat | None, co
 
 
 async def sidebar_context(services: ChatServices, owner: str, chat: Chat | None = None) -> dict[str, Any]:
-    """Return the sidebar of a page that need not work with the store; empty if the store fails."""
+    """Return the sidebar of a page that must work even if the store fails; empty in that case."""
     try:
         return await list_context(services, owner, chat) | {"chat": chat}
     except StorageError:

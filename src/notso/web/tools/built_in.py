@@ -98,7 +98,7 @@ def part_of(attachments: tuple[Attachment, ...], name: str, first_line: int) -> 
     file = next((each for each in reversed(attachments) if each.name == name.strip()), None)
     if file is None:
         names = ", ".join(dict.fromkeys(each.name for each in attachments))
-        raise ToolError(f"there is no file of that name; available: {names}" if names else "this chat has no files")
+        raise ToolError(f"there is no file with that name; available: {names}" if names else "this chat has no files")
     lines = file.text.split("\n")
     if not 1 <= first_line <= len(lines):
         raise ToolError(f"first_line must be from 1 to {len(lines)}")
@@ -142,7 +142,7 @@ def zone_named(text: str) -> str:
             return _zones()[wanted]
         close = difflib.get_close_matches(wanted, _zones(), n=3, cutoff=0.7)
         if close:
-            raise ToolError(f"there is no zone {text!r}; near it: {', '.join(_zones()[name] for name in close)}")
+            raise ToolError(f"there is no zone {text!r}; similar names: {', '.join(_zones()[name] for name in close)}")
     raise ToolError("unknown time zone; use a name such as Europe/Paris, or a city")
 
 

@@ -76,7 +76,7 @@ def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicita
     properties = schema.get("properties", {})
     required = schema.get("required", [])
     if schema.get("type", "object") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
-        raise ToolError("requestedSchema must be of a flat object")
+        raise ToolError("requestedSchema must describe a flat object")
     if len(properties) > MAX_INPUTS or len(message) > MAX_MESSAGE_CHARACTERS:
         raise ToolError(f"at most {MAX_INPUTS} values and {MAX_MESSAGE_CHARACTERS:,} characters can be requested")
     fields = tuple(_field(name, each, name in required) for name, each in properties.items())

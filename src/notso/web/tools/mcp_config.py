@@ -206,7 +206,7 @@ def _servers_in(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[L
         return list(content.items()), notes
     others = sorted(set(content) - used - _BESIDE)
     if not used and others:
-        raise _error(f'{path.name} has no servers: the key "mcpServers" is missing; there are: {_listed(others)}')
+        raise _error(f'{path.name} has no servers: the key "mcpServers" is missing; its keys are: {_listed(others)}')
     if not found:
         notes.append(LeftOut(path.name, "it names no servers"))
     if others:
@@ -223,7 +223,7 @@ def _rows(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any]], list
             (str(name or f"server-{at}"), each) for at, (name, each) in enumerate(zip(names, value, strict=True), 1)
         ], []
     if not isinstance(value, dict):
-        raise _error(f'{path.name}: "{key}" must be an object of servers')
+        raise _error(f'{path.name}: "{key}" must be an object that contains servers')
     if key == "mcp" and isinstance(value.get("servers"), dict) and not _is_entry(value["servers"]):
         rows, notes = _rows(path, "mcp.servers", value["servers"])
         others = sorted(set(value) - {"servers", "inputs"})
@@ -362,7 +362,7 @@ class _Reader:
         if env is None:
             return made
         if not isinstance(env, dict):
-            raise _Unusable("env must be an object of names and strings")
+            raise _Unusable("env must be an object that maps names to strings")
         for name, value in env.items():
             if value is None:
                 continue
@@ -421,13 +421,13 @@ class _Reader:
             variable = self._text(entry["bearer_token_env_var"], "bearer_token_env_var")
             made["Authorization"] = f"Bearer {_environ(variable)}"
         if given is not None and not isinstance(given, dict):
-            raise _Unusable("headers must be an object of names and strings")
+            raise _Unusable("headers must be an object that maps names to strings")
         for name, value in (given or {}).items():
             if value is None:
                 continue
             text = self._text(value, f"headers.{name}").strip()
             if not _HEADER.fullmatch(name) or not _HEADER_VALUE.fullmatch(text):
-                raise _Unusable(f"headers: {json.dumps(name)} is not a header of one line of ASCII")
+                raise _Unusable(f"headers: {json.dumps(name)} is not a valid header (one line of ASCII)")
             made[name] = text
         return made
 
@@ -438,7 +438,7 @@ class _Reader:
         if isinstance(given, list) and all(isinstance(each, str) for each in given):
             return frozenset(given)
         if given is not None:
-            raise _Unusable(f"{next(each for each in keys if each in entry)} must be a list of names of tools")
+            raise _Unusable(f"{next(each for each in keys if each in entry)} must be a list of tool names")
         return None
 
     def _first(self, entry: Mapping[str, Any], keys: Iterable[str]) -> Any:

@@ -375,7 +375,7 @@ def _with_part(answer: StoredMessage, said: _Said) -> StoredMessage:
             new_tool_use_id(),
             call.function.name,
             call.function.arguments,
-            # Stays so if the file contains no result.
+            # The final state of a call whose result is not in the file.
             "interrupted",
             number,
             content_at=len(content),

@@ -266,7 +266,7 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
     services.turns.stop_chat(owner, chat.id)
     trash_id = await services.shared.store.trash_chat(owner, chat.id)
     if trash_id is None:
-        raise Problem(404, words["error_unknown_chat"])  # deleted by another tab
+        raise Problem(404, words["error_unknown_chat"])  # another tab has deleted it
     services.feed.announce(owner, chat.id, tab_of(request))
     if not is_fragment(request) or current == chat.id:
         return to_page(request, f"/?undo={trash_id}")
@@ -278,13 +278,13 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
 
 @router.post("/chats/{chat_id}/clear", dependencies=[GUARDED])
 async def clear(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Delete the messages and keep the settings."""
+    """Delete a chat's messages but keep its settings."""
     return await _empty(request, services, owner, chat_id, reset=False)
 
 
 @router.post("/chats/{chat_id}/reset", dependencies=[GUARDED])
 async def reset(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Delete the messages and reset the settings."""
+    """Delete a chat's messages and reset its settings."""
     return await _empty(request, services, owner, chat_id, reset=True)
 
 

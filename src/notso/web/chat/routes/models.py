@@ -160,7 +160,7 @@ async def unload_adapter(request: Request, services: Services) -> Response:
     try:
         await asyncio.to_thread(engine.adapters.remove, name)
     except NotsoError as error:
-        if name not in engine.adapters.infos:  # removed in between
+        if name not in engine.adapters.infos:  # removed in the meantime
             raise Problem(404, words["error_unknown_adapter"]) from error
         raise Problem(400, words["error_adapter"].format(reason=error)) from error
     return await shown(request, services)

@@ -1,4 +1,4 @@
-"""AccessStore in SQL. Subclasses supply the transactions."""
+"""Implementation of AccessStore in SQL. Subclasses supply the transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DocumentStore in SQL."""
+"""Implementation of DocumentStore in SQL."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _READABLE = f"SELECT library_id FROM library_readers WHERE reader IN (?, '{EVERY
 _OWN = "library_id IN (SELECT id FROM libraries WHERE owner = ?)"
 _ADDABLE = "SELECT library_id FROM library_readers WHERE reader = ? AND rights <> 'read'"
 _STALE = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
-_IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"  # the index has this condition
+_IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"  # matches the partial index
 DELETED_AT_ONCE = 20  # documents deleted in one transaction
 
 

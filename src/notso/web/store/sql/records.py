@@ -1,4 +1,4 @@
-"""ApiRecords in SQL."""
+"""Implementation of ApiRecords in SQL."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ _COUNTED = """
     ) AS counted
 """
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
-_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # the index has this condition
+_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # matches the partial index
 _MEMORIES = "SELECT id, text, created_ms FROM memories WHERE owner = ? ORDER BY created_ms, id"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _SHARE = "id, owner, chat_id, message_id, created_ms, expires_ms"
@@ -267,7 +267,7 @@ class SQLStore(ABC):
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
 
-        if self.read_only:  # indexes may be damaged: read the tables
+        if self.read_only:  # read the tables, because indexes may be damaged
             return _branch_of(await self.whole_chat(owner, chat_id), last)
 
         def read(db: Database) -> Branch | None:
@@ -289,7 +289,7 @@ class SQLStore(ABC):
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
 
-        if self.read_only:  # indexes may be damaged: read the tables
+        if self.read_only:  # read the tables, because indexes may be damaged
             whole = await self.whole_chat(owner, chat_id)
             path, earlier = end_of(_path_of(whole, through), limit, first)
             return ShownChat(whole.chat, whole.base, tuple(path), earlier) if whole is not None else None
@@ -341,7 +341,7 @@ class SQLStore(ABC):
     async def message_pieces(
         self, owner: str, chat_id: str, *, shown: bool = False
     ) -> AsyncIterator[list[StoredMessage]]:
-        if self.read_only:  # indexes may be damaged: read the tables
+        if self.read_only:  # read the tables, because indexes may be damaged
             whole = await self.whole_chat(owner, chat_id)
             if whole is not None:
                 yield branch(whole.messages, whole.chat.chosen_root) if shown else list(whole.messages)
