@@ -271,7 +271,7 @@ CASES = [
         "header of two lines",
         *one({"url": FAR, "headers": {"X": "y\nZ: a"}}, "", why='"X" is not a valid header'),
     ),
-    Case("header with a blank", *one({"url": FAR, "headers": {"X Y": "z"}}, "", why='"X Y" is not a header')),
+    Case("header with a blank", *one({"url": FAR, "headers": {"X Y": "z"}}, "", why='"X Y" is not a valid header')),
     Case("header ends in a line end", *one({"url": FAR, "headers": {"X": "y\n"}}, f"{FAR} [X=y]")),
     Case("variable in the url", *one({"url": "https://${TEST_SET}.example/mcp"}, "https://set.example/mcp")),
     Case("this machine", *one({"url": "http://localhost:3001/sse"}, "http://localhost:3001/sse")),
