@@ -37,10 +37,10 @@ class Library:
     id: str
     owner: str
     name: str
-    salt: str  # starts the hash of KV cache blocks of these documents
+    salt: str  # initial value for the hashes of KV cache blocks of these documents
     created_ms: int
-    # For chats of a project: text after the documents in the prompt, and settings that override the user's defaults.
-    instructions: str = ""
+    instructions: str = ""  # inserted after the documents in prompts of a project
+    # Settings of a project's chats, which override the user's defaults.
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     rights: Rights = "own"  # of the user who requested the library
 
@@ -100,14 +100,14 @@ class PassageHit:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A quotation in an answer, with the place in a document that it was found at."""
+    """A quotation in an answer, with its position in the quoted document."""
 
-    at: int  # start and end of the quotation in the answer
-    to: int
+    at: int  # start in the answer
+    to: int  # end in the answer
     document: str = ""  # empty if the quotation is in no document
     revision: str = ""  # identifies the text that was quoted, see revision_of
-    start: int = 0  # start and end in the document's text
-    end: int = 0
+    start: int = 0  # start in the document's text
+    end: int = 0  # end in the document's text
     page: int = 0  # from 1; 0 if the document has one page
     name: str = ""
 

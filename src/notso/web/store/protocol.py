@@ -117,8 +117,8 @@ class ToolUse:
     round: int = 0  # calls of a round were generated together
     result: str = ""
     duration_ms: float = 0.0
-    content_at: int = 0  # characters of the answer and of the reasoning before the call
-    reasoning_at: int = 0
+    content_at: int = 0  # characters of the answer before the call
+    reasoning_at: int = 0  # characters of the reasoning before the call
     round_end: int = 0  # characters of the answer at the end of the round
 
     @property
@@ -165,18 +165,18 @@ class AnswerRun:
     """An engine request of an answer, recorded so that it can be repeated."""
 
     params: Mapping[str, Any]  # fields of SamplingParams, including the seed
-    content_at: int = 0  # characters of the answer and of the reasoning, and tool calls, before this run
-    reasoning_at: int = 0
-    calls: int = 0
+    content_at: int = 0  # characters of the answer before this run
+    reasoning_at: int = 0  # characters of the reasoning before this run
+    calls: int = 0  # tool calls before this run
     is_apart: bool = False  # whether a tool call separates the text from the previous run's
     hurry: bool = False  # whether the reasoning ended immediately
-    origin: str = ""  # from the engine's `started` event, as is `limit`
-    limit: int = 0
+    origin: str = ""  # from the engine's `started` event
+    limit: int = 0  # from the engine's `started` event
     ids: tuple[int, ...] = ()  # tokens so far
     closed_at: tuple[int, ...] = ()  # positions at which the engine ended the reasoning
-    tokens: int = 0  # set at the end of the run, as are the next two
-    reasoning_tokens: int = 0
-    finish: str = ""  # finish reason
+    tokens: int = 0  # set at the end of the run
+    reasoning_tokens: int = 0  # set at the end of the run
+    finish: str = ""  # finish reason, set at the end of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class Heartbeat:
     orphans: tuple[Orphan, ...] = ()  # turns of ended processes that were interrupted; reported once
     # Turns that this process must continue. They are reported until it knows them, because a result may be lost.
     taken: tuple[Orphan, ...] = ()
-    lost: frozenset[str] = frozenset()  # own generations that another process took over because the lease expired
+    lost: frozenset[str] = frozenset()  # own generations that others took over or interrupted after the lease expired
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,12 +192,12 @@ class SQLStore(ABC):
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
         """Run `work` in a transaction, in another thread. Changes are on disk on return.
 
-        owner: owners take turns in the queue; "" for internal work.
+        owner: the user whose queue is used, because users take turns; "" for internal work.
         """
 
     @abstractmethod
     async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
-        """Run read-only `work` in another thread, with the queue of `write`'s `owner`."""
+        """Run read-only `work` in another thread. owner: as for `write`."""
 
     def _message(self, row: Any) -> StoredMessage:
         return message_of(row)
@@ -585,7 +585,7 @@ def _found(db: Database, owner: str, query: str, terms: list[Term], limit: int) 
 
 
 def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:
-    # The first chunks of this import were purged in the meantime.
+    # Fails if the first chunks of this import were purged in the meantime.
     if trash_id is not None and not tree_writes.is_hidden(db, owner, trash_id):
         raise StorageError(_TOO_SLOW)
     tree_writes.add_piece(db, owner, piece)

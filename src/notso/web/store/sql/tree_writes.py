@@ -392,7 +392,7 @@ def trash_message(db: Database, owner: str, chat_id: str, message_id: str) -> st
         f"{below} UPDATE messages SET trash_id = ? WHERE owner = ? AND id IN (SELECT id FROM below)",
         (message_id, owner, trash_id, owner),
     )
-    # Queries for the shown branch follow chosen_child without checking the trash.
+    # Queries for the shown branch follow chosen_child without checking whether that message is in the trash.
     sql = "UPDATE messages SET chosen_child = NULL WHERE chosen_child = ? AND chat_id = ? AND owner = ?"
     db.execute(sql, (message_id, chat_id, owner))
     sql = "UPDATE chats SET chosen_root = NULL WHERE chosen_root = ? AND id = ? AND owner = ?"

@@ -201,7 +201,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX imported_by_message ON imported_messages (message_id);
     """,
-    # 11: the index contains the words from search_words, as in PostgreSQL. indexed_text() is the function there.
+    # 11: the index contains the words from search_words, as in PostgreSQL. indexed_text() is defined there.
     """
     DROP TABLE texts;
     CREATE VIRTUAL TABLE texts USING fts5(body, tokenize = "unicode61 remove_diacritics 0 tokenchars '+#'");
