@@ -524,7 +524,7 @@ _error = partial(SettingsError, setting="mcp_config")
 
 _COMMENTS = re.compile(
     r"""
-    "(?:[^"\\]|\\.)*+(?:"|\\?\Z)        # a string, or the rest of the text after an unclosed quote
+    "(?:[^"\\]|\\.)*+(?:"|\\?\Z)        # a string, or the rest of the text after a quote that is never closed
     | //[^\n]*+
     | /\*.*?(?:\*/|\Z)  # Python 3.11.2 (Debian 12) skips text at a lookahead in a possessive group
     """,
