@@ -164,7 +164,7 @@ def long_chat() -> bytes:
 
 
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
-    "circle": (circle, "they form a circle"),
+    "circle": (circle, "they form a cycle"),
     "many nodes": (many_nodes, "more than 1,000,000 objects"),
     "long chat": (long_chat, "more than 200,000 messages"),
     "bomb": (bomb, "268,435,456 bytes when unpacked"),
@@ -172,7 +172,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "damaged archive": (damaged_archive, "damaged or encrypted"),
     "half an archive": (lambda: zipped({"a.json": "[]" * 100})[:60], "damaged or encrypted"),
     "half gzip": (lambda: gzip.compress(WHOLE["claude"](told("claude", 9)))[:-20], "damaged or encrypted"),
-    "half": (lambda: WHOLE["chatgpt"](told("chatgpt", 3))[:-9000], "not valid JSON: at character"),
+    "half": (lambda: WHOLE["chatgpt"](told("chatgpt", 3))[:-9000], "not valid JSON: syntax error at character"),
     "deep": (lambda: b'[{"mapping": ' + b'{"a":' * 100_000 + b"}" * 100_001 + b"]", "nested too deep"),
     "deep tree": (
         lambda: (

@@ -131,7 +131,7 @@ def test_what_cannot_be_backed_up_is_told(start: Start, tmp_path: Path, capsys: 
     copy = tmp_path / "copy.db"
     for arguments, reason in (
         (["--data-dir", str(tmp_path / "data")], "a server is using this data directory"),
-        (["--data-dir", str(tmp_path / "nowhere")], "no conversations in"),
+        (["--data-dir", str(tmp_path / "nowhere")], "contains no chats"),
         (["--from", "127.0.0.1:3000"], "must begin with http"),
         (["--from", server.address.rpartition(":")[0] + ":9"], "returned no backup"),
     ):

@@ -93,13 +93,13 @@ CASES = [
         "server named twice",
         '{"mcpServers": {"a": {"command": "x"}, "a": {"command": "z"}}}',
         {"a": "z"},
-        {"a": "named twice"},
+        {"a": "defined twice"},
     ),
     Case(
         "key named twice",
         '{"mcpServers": {"a": {"command": "x", "command": "z"}}}',
         {"a": "z"},
-        {"a": "command is named twice"},
+        {"a": "command is defined twice"},
     ),
     # where the servers stand
     Case("servers", {"servers": {"a": X}}, {"a": "x"}),
@@ -178,7 +178,7 @@ CASES = [
     Case("baseUrl", *one({"type": "streamableHttp", "baseUrl": FAR}, FAR)),
     Case(
         "httpUrl and url",
-        *one({"httpUrl": FAR, "url": "https://t.example/sse"}, FAR, note="ignored beside httpUrl: url"),
+        *one({"httpUrl": FAR, "url": "https://t.example/sse"}, FAR, note="ignored because httpUrl is set: url"),
     ),
     Case("url with blanks", *one({"url": f" {FAR}\n"}, FAR)),
     Case("url with a fragment", *one({"url": f"{FAR}#top"}, FAR)),
@@ -269,9 +269,9 @@ CASES = [
     Case("headers is a list", *one({"url": FAR, "headers": ["X: y"]}, "", why="headers must be an object")),
     Case(
         "header of two lines",
-        *one({"url": FAR, "headers": {"X": "y\nZ: a"}}, "", why='"X" is not a header of one line'),
+        *one({"url": FAR, "headers": {"X": "y\nZ: a"}}, "", why='"X" is not a valid header'),
     ),
-    Case("header with a blank", *one({"url": FAR, "headers": {"X Y": "z"}}, "", why='"X Y" is not a header')),
+    Case("header with a blank", *one({"url": FAR, "headers": {"X Y": "z"}}, "", why='"X Y" is not a valid header')),
     Case("header ends in a line end", *one({"url": FAR, "headers": {"X": "y\n"}}, f"{FAR} [X=y]")),
     Case("variable in the url", *one({"url": "https://${TEST_SET}.example/mcp"}, "https://set.example/mcp")),
     Case("this machine", *one({"url": "http://localhost:3001/sse"}, "http://localhost:3001/sse")),

@@ -79,7 +79,7 @@ def test_a_page_becomes_text(site: str) -> None:
 
 
 REFUSED = [
-    ("/picture", "this is no text but image/png"),
+    ("/picture", "the page is not text but image/png"),
     ("/large", "more than 1,048,576 bytes"),
     ("/round", "redirects too often"),
     ("/packed", "compressed"),

@@ -111,7 +111,7 @@ def test_a_file_of_variables_is_read(tmp_path: Path) -> None:
         (b'{"mcpServers": {} /* never closed', "is not JSON", "mcp.json"),
         (b"[]", 'key "mcpServers"', "mcp.json"),
         (b'{"mcpServers": 3}', '"mcpServers" must be an object', "mcp.json"),
-        (b'{"mcpserver": {"a": 1}}', "there are: mcpserver", "mcp.json"),
+        (b'{"mcpserver": {"a": 1}}', "its keys are: mcpserver", "mcp.json"),
         (b'{"mcpServers": {"a": "\xe9"}}', r"is not UTF-8 text \(byte 22\) in line 1", "mcp.json"),
         (b'{"mcpServers":\n {"a": "\0"}}', "line 2 contains a NUL", "mcp.json"),
         (b"[" * 100_000, "too deep", "mcp.json"),

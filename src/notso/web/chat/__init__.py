@@ -1,1 +1,1 @@
-"""Conversations: turns, their event logs, and the routes that create and watch them."""
+"""The chat pages: routes, views of chats, submission of questions, imports and exports."""

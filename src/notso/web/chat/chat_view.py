@@ -1,4 +1,8 @@
-"""Read-only views of a chat, read once per request and passed to everything that needs them."""
+"""Read-only views of a chat, loaded once per request and shared by all of its steps.
+
+A branch (`line`) is the path of messages from the start of a chat to one message; a chat with edited questions or
+regenerated answers has several. A revision is a position in the feed that notifies open pages of changes.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,14 @@ from notso.web.values.ids import is_id
 from notso.web.values.wording import words
 
 NEWEST_MESSAGES = 40
-"""Messages on a chat page at first; older ones load on scrolling."""
+"""Messages shown when a chat page opens; older ones are loaded on scrolling."""
 USUAL_MOST_CHARACTERS = 1 << 23
-"""Prompt limit while no model is loaded: 65,536 tokens of 128 bytes."""
+"""Prompt size limit in characters while no model is loaded: 65,536 tokens of 128 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownView:
-    """A chat as a page shows it, below `earlier` hidden messages."""
+    """The part of a chat that a page shows. `earlier` messages above it are not shown yet."""
 
     chat: Chat
     base: ChatBase
@@ -34,15 +38,15 @@ class ShownView:
 
 @dataclass(frozen=True, slots=True)
 class ChatView:
-    """A chat, what it starts from and the end of one branch: the source of a prompt."""
+    """A chat, its defaults and the end of one branch, from which prompts are built."""
 
     chat: Chat
     base: ChatBase
-    revision: str  # feed position that the view includes
+    revision: str  # all changes up to this feed position are included
     line: tuple[StoredMessage, ...] = ()
-    # Not the chat's id: an emptied chat continues as another conversation.
+    # Identifies the conversation in the prompt cache. The chat's id would not do: a cleared chat keeps its id.
     first_id: str | None = None
-    above: int = 0  # not read: a summary replaces them (`summarized`) or no prompt has room
+    above: int = 0  # earlier messages that were not loaded: summarized, or too long for any prompt
     summarized: bool = False
 
     @property
@@ -57,9 +61,9 @@ class ChatView:
         return replace(self, line=(*self.line, question), first_id=self.first_id or question.id)
 
     def after(self, accepted: TurnAccepted) -> ChatView | None:
-        """Return the branch down to a stored turn's question; None: read it again."""
+        """Return the branch that ends in a stored turn's question, or None if it must be loaded again."""
         question, line = accepted.user_message, self.line
-        # A message above the turn was still being written: its text is outdated here.
+        # The text of a message that was still being generated is outdated.
         if any(each.active for each in line):
             return None
         if line and line[-1].id == question.id:
@@ -73,9 +77,10 @@ def _most_characters(services: ChatServices) -> int:
 
 
 async def read_branch(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView:
-    """Read as much of the branch ending in `last` ('': empty, None: the chosen one) as fits into a prompt.
+    """Load as much of the branch ending in `last` as fits in a prompt.
 
-    Raises Problem 404, and 409 if the message is not in the chat.
+    last: a message id; '' for an empty branch; None for the branch chosen on the page. Raises Problem (404), or
+    Problem (409) if the message is not in the chat.
     """
     view = await read_branch_if_any(services, owner, chat_id, last)
     if view is None:
@@ -86,10 +91,10 @@ async def read_branch(services: ChatServices, owner: str, chat_id: str, last: st
 
 
 async def read_branch_if_any(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView | None:
-    """Like read_branch; None for an unknown chat, no line for a missing message."""
+    """Like read_branch, but return None for an unknown chat and an empty line for an unknown message."""
     if not is_id(chat_id):
         return None
-    revision = services.feed.revision  # before reading, so that later changes are announced
+    revision = services.feed.revision  # before loading, so that a concurrent change is still announced to the page
     most = _most_characters(services)
     found = await services.shared.store.branch(owner, chat_id, last, most_characters=most)
     if found is None:
@@ -105,11 +110,11 @@ async def read_turn(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView:
-    """Read the page view of a newly stored turn. Raises Problem 404."""
+    """Load the page view of a newly stored turn. Raises Problem (404)."""
     stored = {each.id: each for each in (accepted.user_message, accepted.assistant_message)}
     answer = accepted.assistant_message
     view = await read_shown(services, owner, answer.chat_id, through=answer.id, first=first, limit=limit)
-    # The answer as it was stored: text written since then arrives by its stream.
+    # Show the answer as it was when the turn was stored; text generated since then arrives on its stream.
     path = [replace(each, message=stored.get(each.message.id, each.message)) for each in view.path]
     return replace(view, path=path)
 
@@ -118,7 +123,7 @@ async def new_turn(services: ChatServices, owner: str, view: ChatView, accepted:
     question, answer = accepted.user_message, accepted.assistant_message
     above = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (above is None and view.above):
-        shown = await read_turn(services, owner, accepted, limit=3)  # includes the turn above, which links to this one
+        shown = await read_turn(services, owner, accepted, limit=3)  # loads the previous question, too: it is linked
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
     path = [Shown(question, (question.id,), above), Shown(answer, (answer.id,), question.id)]
     return ShownView(view.chat, view.base, path, 0, view.revision)
@@ -133,7 +138,10 @@ async def read_shown(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView:
-    """Read the newest messages on the branch through `through`, or those from `first` on. Raises Problem 404."""
+    """Load the newest messages of the branch through message `through`, or all starting with message `first`.
+
+    Raises Problem (404).
+    """
     view = await read_shown_if_any(services, owner, chat_id, through=through, first=first, limit=limit)
     if view is None:
         raise Problem(404, words["error_unknown_chat"])
@@ -149,7 +157,7 @@ async def read_shown_if_any(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView | None:
-    """Like read_shown; None for an unknown chat."""
+    """Like read_shown, but return None for an unknown chat."""
     if not is_id(chat_id):
         return None
     revision = services.feed.revision
@@ -158,7 +166,7 @@ async def read_shown_if_any(
 
 
 async def read_above(services: ChatServices, owner: str, chat_id: str, message_id: str) -> ShownView:
-    """Read messages above one. Raises Problem 404."""
+    """Load the messages before one. Raises Problem (404)."""
     revision = services.feed.revision
     known = is_id(chat_id) and is_id(message_id)
     found = await services.shared.store.shown_above(owner, chat_id, message_id, NEWEST_MESSAGES) if known else None
@@ -174,6 +182,6 @@ def _view_of(found: ShownChat, revision: str) -> ShownView:
 def _on_page(path: list[Shown], earlier: int) -> list[Shown]:
     head = next((at for at, each in enumerate(path) if each.message.role == "user"), None)
     if earlier and head is not None:
-        # The previous question is not on the page, so there is nothing to link to.
+        # The previous question is not on the page and cannot be linked.
         path[head] = replace(path[head], previous_user_message=None)
     return path

@@ -1,7 +1,8 @@
-"""Context usage of a chat and the prefill cost of its draft. Blocking: do not call on the event loop.
+"""Context usage of a chat and the cost of processing its draft, and automatic summaries (compaction).
 
-Compaction, an optional setting: while the engine is idle, a summary replaces a chat's older messages before its context
-is full. The card is the one of /summarize, and removing it restores what the model reads.
+Compaction is an optional setting: while the engine is idle, a summary replaces a chat's older messages before its
+context is full. The summary is the same as that of /summarize; removing it puts the messages back into the prompt.
+Measuring is blocking: do not call it on the event loop.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class ContextGauge:
     used: int
     total: int
     parts: Mapping[str, int]
-    prefill_tokens: int  # not cached; they take about `seconds`
+    prefill_tokens: int  # tokens that are not cached; processing them takes about `seconds`
     cached_tokens: int
     seconds: float | None
     when_full: WhenFull
     offers_summary: bool
     dropped: tuple[str, ...] = ()
     """Names of the parts that the chat template omits."""
-    at_least: bool = False  # the prompt was too long to count, and `used` is a lower bound
+    at_least: bool = False  # whether `used` is a lower bound, because the prompt was too long to count
 
     @property
     def percent(self) -> int:
@@ -67,7 +68,7 @@ class ContextGauge:
 
     @property
     def fits(self) -> bool:
-        # Room for at least one token of answer.
+        # At least one token must be left for the answer.
         return self.used < self.total
 
 
@@ -79,7 +80,7 @@ def measure(
     options: RequestOptions,
     documents: PromptDocuments = NO_DOCUMENTS,
 ) -> ContextGauge:
-    """Measure a branch with a draft at its end. Raises ModelError."""
+    """Measure the context usage of a branch followed by a draft. Raises ModelError."""
 
     offers = settings.compaction == "ask"
 
@@ -159,7 +160,7 @@ def speculative_prefill(
     messages = prompt_messages(
         [*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking, documents=documents
     )
-    # A draft that cannot be sent is not worth an error.
+    # A draft that cannot be processed causes an error when it is sent, not while it is typed.
     with contextlib.suppress(ModelError):
         engine.speculative_prefill(messages, settings.sampling, documents.options(messages, options))
 
@@ -168,12 +169,12 @@ def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessa
     return StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)
 
 
-AFTER_SECONDS = 5.0  # titles and suggestions go first
+AFTER_SECONDS = 5.0  # titles and suggestions are generated first
 PATIENCE_SECONDS = 300.0
 
 
 class Compaction:
-    """Summarizes chats whose last answer ended near the limit, on the event loop. A question interrupts it."""
+    """Summarizes nearly full chats while the engine is idle, on the event loop. A new turn interrupts it."""
 
     def __init__(self, services: ChatServices) -> None:
         self._services = services
@@ -182,7 +183,7 @@ class Compaction:
         services.turns.at_start.append(lambda turn: self._cancel())
 
     def consider(self, turn: Turn, usage: Usage | None) -> None:
-        """Summarize the chat of an ended turn if it is nearly full and its settings ask for that."""
+        """Schedule a summary of a finished turn's chat if it is nearly full and compaction is automatic."""
         engine = self._services.shared.engine.model(turn.request.model).engine
         if usage is None or engine is None or (turn.message.kind, turn.message.state) != ("turn", "done"):
             return
@@ -222,5 +223,5 @@ class Compaction:
                 return
             summary = replace(new_summary(view.chat), content=text.strip(), state="done", generation_id=None)
             stored = await services.shared.store.add_message(owner, NewMessage(summary, last.id, new_id()))
-            if isinstance(stored, TurnAccepted):  # else the chat has continued, or was deleted
+            if isinstance(stored, TurnAccepted):  # otherwise the chat has continued or was deleted
                 services.feed.announce(owner, last.chat_id, "")

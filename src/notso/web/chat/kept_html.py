@@ -1,4 +1,4 @@
-"""Cache of rendered messages: HTML is made when an answer ends or first shown, and stored with it."""
+"""Cache of rendered messages: HTML is generated when an answer ends or is first shown, and stored with the message."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from notso.web.values.errors import StorageError
 from notso.web.values.fair_queue import FairQueue
 
 PIECE_SECONDS = 0.1
-"""Time of one batch of messages; its last message may use its whole budget."""
+"""Time limit for a batch of messages. The last message may exceed it, up to its rendering budget."""
 WAIT_SECONDS = 5.0
-"""Messages not rendered by then are shown as plain text."""
+"""Messages that are not rendered after this time are shown as plain text."""
 
 
 class KeptHtml:
-    """Supplies messages with HTML. Imported, edited, interrupted and outdated ones are rendered once and saved."""
+    """Adds HTML to messages; renders imported, edited, interrupted and outdated messages once and stores the result."""
 
     def __init__(self, store: ChatStore, turns: Turns, queue: FairQueue) -> None:
         self._store = store
@@ -43,7 +43,7 @@ class KeptHtml:
         return [self._so_far(made.get(each.id, each)) for each in messages]
 
     def _so_far(self, message: StoredMessage) -> StoredMessage:
-        # A running answer has the HTML that its readers were sent.
+        # The HTML of an answer in progress is what was sent on its stream.
         turn = self._turns.find(message.generation_id or "") if message.active else None
         if turn is None:
             return message
@@ -63,20 +63,20 @@ class KeptHtml:
         return made
 
     def _begin(self, owner: str, chat_id: str, stale: list[StoredMessage]) -> asyncio.Task[list[StoredMessage]]:
-        # One batch serves all readers of a chat, and is saved even if all of them left.
+        # All pages of a chat wait for the same batch, which is stored even if they disconnect.
         work = self._at_work[chat_id] = asyncio.create_task(self._make(owner, stale))
         work.add_done_callback(lambda _: self._at_work.pop(chat_id))
         return work
 
     async def _make(self, owner: str, stale: list[StoredMessage]) -> list[StoredMessage]:
         piece = await self._queue.run(owner, lambda: _piece(stale))
-        with contextlib.suppress(StorageError):  # not saved: rendered again at the next visit
+        with contextlib.suppress(StorageError):  # if not stored, it is rendered again when shown next
             await self._store.keep_html(owner, piece)
         return piece
 
 
 def with_html(message: StoredMessage) -> StoredMessage:
-    """Render a message within its budget. Blocking: not for the event loop."""
+    """Render a message within a time budget. Blocking."""
     budget = Budget()
     answer = CARD_MARK.join(render_markdown(part, budget=budget) for part in parts_of(message))
     reasoning = render_markdown(message.reasoning, budget=budget)

@@ -1,4 +1,4 @@
-"""Background work for libraries: parsing queued documents, following a folder, and forgetting what was deleted."""
+"""Background tasks of document libraries: parse queued documents, watch a folder, clear caches of deleted documents."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from notso.web.values.visible_text import visible_line
 logger = logging.getLogger("notso.web.library")
 
 MAX_NAME_CHARACTERS = 200
-MAX_IMAGE_BYTES = 32 << 20  # of page images in memory
-LOOK_SECONDS = 5.0  # for documents that another server queued, and for changes in the folder
+MAX_IMAGE_BYTES = 32 << 20  # total size of cached page images
+LOOK_SECONDS = 5.0  # interval of checks for documents queued by another server and for changes in the folder
 
 
 class LibraryWork:
-    """Parses documents one after another, each in its own child process."""
+    """Parses documents one at a time, each in its own child process."""
 
     def __init__(self, store: ChatStore, *, unconfined: bool = False, folder: Path | None = None) -> None:
-        """`folder`: its files are a library that everyone reads. Without one, there is none."""
+        """folder: its files form a library that all users can read."""
         self._store = store
         self._unconfined = unconfined
         self._folder = FolderLibrary(store.documents, folder)
         self._queued = asyncio.Event()
-        self._images: dict[tuple[str, int], bytes] = {}  # the least recently used first
+        self._images: dict[tuple[str, int], bytes] = {}  # in order of use, least recent first
 
     def wake(self) -> None:
         self._queued.set()
@@ -55,21 +55,21 @@ class LibraryWork:
                     await self._store.documents.requeue()
                 await self.parse_queued()
                 is_new = has_failed = False
-            except (NotsoError, RuntimeError, OSError) as error:  # RuntimeError: no thread; the next round tries again
+            except (NotsoError, RuntimeError, OSError) as error:  # RuntimeError: no thread is available
                 if not has_failed:
-                    logger.warning("documents cannot be parsed at the moment: %s", error)
+                    logger.warning("documents cannot be parsed at present: %s", error)
                 has_failed = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._queued.wait(), LOOK_SECONDS)
 
     async def parse_queued(self) -> None:
-        """Parse what is queued now. Raises StorageError."""
+        """Parse all queued documents. Raises StorageError."""
         while await self._parse_one():
             pass
 
     async def follow(self) -> None:
         if self._store.read_only or (self._folder.root is None and self._store.is_shared):
-            return  # a library without a folder here may be another server's
+            return  # without a folder, keep the library in a shared store: it may belong to another server
         has_failed = False
         while True:
             try:
@@ -78,7 +78,7 @@ class LibraryWork:
                 has_failed = False
             except (NotsoError, RuntimeError, OSError) as error:
                 if not has_failed:
-                    logger.warning("the folder of documents cannot be read at the moment: %s", error)
+                    logger.warning("the document folder cannot be read at present: %s", error)
                 has_failed = True
             if self._folder.root is None:
                 return
@@ -137,7 +137,7 @@ class _Known:
 
 
 class FolderLibrary:
-    """A library with the documents of a folder, by content: a file that was moved or touched is not read again."""
+    """Library of a folder's documents. Files are identified by content: renaming one does not add it again."""
 
     def __init__(self, store: DocumentStore, root: Path | None) -> None:
         self.root = root
@@ -145,7 +145,7 @@ class FolderLibrary:
         self._known: dict[str, _Known] = {}
 
     async def sync(self) -> bool:
-        """Add and delete documents; return whether any was added. Raises OSError and StorageError."""
+        """Add new documents and delete missing ones; return whether any was added. Raises OSError and StorageError."""
         wanted = await asyncio.to_thread(self._contents, self.root) if self.root is not None else {}
         there = {each.sha256: each for each in await self._store.documents(EVERYONE)}
         for sha256, document in there.items():
@@ -160,11 +160,11 @@ class FolderLibrary:
             try:
                 await self._store.add(EVERYONE, library.id, shown_name(name), data)
             except StorageFullError as error:
-                logger.warning("%s is left out of the library: %s", name, error)
+                logger.warning("%s was not added to the library: %s", name, error)
         return True
 
     def _contents(self, root: Path) -> dict[str, str]:
-        root.stat()  # a folder that is not mounted is no empty folder
+        root.stat()  # raises for a missing folder, which must not count as an empty one
         found: dict[str, str] = {}
         known: dict[str, _Known] = {}
         for path in files_in(root):
@@ -175,7 +175,7 @@ class FolderLibrary:
                 held = self._known.get(name)
                 if held is None or held.state != state:
                     held = _Known(state, hashlib.sha256(path.read_bytes()).hexdigest())
-            except OSError:  # deleted meanwhile, or not readable
+            except OSError:  # deleted in the meantime, or unreadable
                 continue
             known[name] = held
             found.setdefault(held.sha256, name)
@@ -184,7 +184,7 @@ class FolderLibrary:
 
 
 def files_in(root: Path) -> Iterator[Path]:
-    """Yield the documents in a folder by their extension, in order, except hidden files and links."""
+    """Yield files with a document extension, sorted within each folder, without hidden files and links."""
     count = 0
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -196,13 +196,15 @@ def files_in(root: Path) -> Iterator[Path]:
                 continue
             count += 1
             if count > MAX_DOCUMENTS_OF_OWNER:
-                logger.warning("the folder of documents has more than %d files", MAX_DOCUMENTS_OF_OWNER)
+                logger.warning(
+                    "the document folder has more than %d files; the rest is ignored", MAX_DOCUMENTS_OF_OWNER
+                )
                 return
             yield path
 
 
 def shown_name(name: str) -> str:
-    """Return the name of a file, which may contain its folders, on one line."""
+    """Return a file name or relative path as one visible line."""
     return visible_line(name, MAX_NAME_CHARACTERS) or "document"
 
 

@@ -1,4 +1,4 @@
-"""Services that the chat routes share, one set per application."""
+"""Services shared by the chat routes of one application."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16
 PREVIEWS_AT_ONCE, MOST_WAITING_PREVIEWS = 2, 4
 DOCUMENTS_AT_ONCE, MOST_WAITING_DOCUMENTS = 2, 16
-MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget for request bodies holds four
+MOST_WAITING_IMPORTS = 8  # up to 16 MiB each; the request body budget admits four of that size
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class ChatServices:
     mcp: McpServers | None = None
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     backup_reader: ClientConnection | None = None
-    backup_waits: bool = False  # whether a request waits for a dropped download to end
+    backup_waits: bool = False  # whether a request is waiting for the end of an aborted backup download
     exporting: FairQueue = field(default_factory=lambda: FairQueue("notso-export"))
     previews: WorkLine = field(
         default_factory=lambda: WorkLine("notso-preview", MOST_WAITING_PREVIEWS, PREVIEWS_AT_ONCE)
@@ -63,7 +63,7 @@ class ChatServices:
     documents: WorkLine = field(
         default_factory=lambda: WorkLine("notso-documents", MOST_WAITING_DOCUMENTS, DOCUMENTS_AT_ONCE)
     )
-    # Two at once: a turn lasts until the chats are stored, and one owner never has both.
+    # An import occupies its slot until its chats are stored. Each user has at most one of the two slots.
     importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS, at_once=2))
 
 

@@ -1,4 +1,7 @@
-"""Submit a chat turn: check that it fits the context, select the chat's tools, store it and queue it."""
+"""Submit a chat turn: check that it fits in the context, select the chat's tools, store the turn and queue it.
+
+Most functions take a `view` of the branch whose last message is the question.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +50,9 @@ from notso.web.values.wording import number, translated, words
 
 
 async def prepared_request(services: ChatServices, request: Request, size: int) -> Prepared | None:
-    """Render the prompt; `size` is its length in characters. Raises Problem if it does not fit.
+    """Render the prompt, whose text has about `size` characters. Raises Problem if it does not fit in the context.
 
-    None if no model is loaded, or the engine will report the error itself.
+    Returns None if no model is loaded, or if the engine will report the error itself.
     """
     engine = services.shared.engine.model(request.model).engine
     if engine is None:
@@ -67,7 +70,7 @@ async def prepared_request(services: ChatServices, request: Request, size: int) 
 logger = logging.getLogger("notso.web.turns")
 
 ALLOWED = "tools_allowed"
-"""Chat setting of tools allowed without asking, as `name=digest`; never imported."""
+"""Chat setting that lists the tools the user always allows, as `name=digest`. It is never imported."""
 
 
 async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
@@ -90,7 +93,7 @@ def allowed_in(chat: Chat | None) -> set[str]:
 def with_tools(
     settings: Mapping[str, SettingValue], names: Iterable[str], *, ask_again: bool = False
 ) -> dict[str, SettingValue]:
-    """Return settings with other tools; a disabled one loses its permission."""
+    """Return settings with the given tools enabled. Tools that are disabled lose their permission."""
     chosen = list(names)
     changed = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
     kept = [] if ask_again else [each for each in _allowed(settings) if each[0] in chosen]
@@ -100,7 +103,7 @@ def with_tools(
 
 def _allowed(settings: Mapping[str, SettingValue]) -> list[tuple[str, str]]:
     pairs = (each.rpartition("=") for each in str(settings.get(ALLOWED, "")).split())
-    # Permissions of older releases have no digest, so the user is asked again.
+    # Permissions stored by older releases have no digest: the user is asked again.
     return [(name, digest) for name, _, digest in pairs if name]
 
 
@@ -112,13 +115,13 @@ async def _grant(services: ChatServices, owner: str, chat_id: str, tool: ChatToo
             allowed = " ".join(map("=".join, sorted([*others, (tool.name, tool.digest)])))
             await services.shared.store.update_chat(owner, chat_id, settings=dict(chat.settings) | {ALLOWED: allowed})
     except StorageError as error:
-        logger.warning("a permission was not stored: %s", error)
+        logger.warning("a tool permission was not stored: %s", error)
 
 
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
 Submitted = tuple[TurnAccepted, ChatView]
-"""The stored turn, and the branch down to its question."""
+"""The stored turn, and a view of the branch that ends in its question."""
 
 MAX_TITLE_CHARACTERS = 120
 TITLE_WIDTH = 100
@@ -139,8 +142,8 @@ async def ask(
 ) -> Submitted:
     """Store a question at the end of the view's branch and queue its answer.
 
-    `last` is the last message on the page ('': none, None: end of the chosen branch). A question `instead_of`
-    another becomes its sibling. Raises Problem and StorageError with the text as draft.
+    last: the last message on the page ('': none; None: the end of the chosen branch). instead_of: a question that
+    this one is an edited version of. Raises Problem and StorageError, with the text as draft.
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")
@@ -173,9 +176,9 @@ async def ask(
                 parts=parts,
             )
         if accepted.repeated and accepted.user_message.content != text:
-            raise Problem(409, words["error_sent_before"])  # the response was lost, and the text edited since
+            raise Problem(409, words["error_sent_before"])  # the first response was lost and the text edited
     if accepted.user_message.chat_id != chat.id and not is_new:
-        raise Problem(400, words["error_form"])  # the key belongs to a message of another chat
+        raise Problem(400, words["error_form"])  # the key was used in another chat
     return accepted, view
 
 
@@ -201,11 +204,11 @@ async def _in_library_order(
 
 @contextlib.contextmanager
 def keeping(text: str) -> Iterator[None]:
-    """Attach the user's text to exceptions as a draft."""
+    """Attach the user's text to exceptions."""
     try:
         yield
     except (Problem, QuotaError, StorageError) as error:
-        # Error pages show the draft, so that it is not lost.
+        # Error pages show the draft so that it is not lost.
         error.draft = text
         raise
 
@@ -213,7 +216,7 @@ def keeping(text: str) -> Iterator[None]:
 async def add_version(
     services: ChatServices, owner: str, view: ChatView, message: StoredMessage, fields: dict[str, str]
 ) -> Submitted:
-    """Generate another version of an answer. `view` ends in its question."""
+    """Generate another version of an answer."""
     if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
     own = _for_this_version(view, fields)
@@ -240,7 +243,7 @@ async def add_version(
 
 
 def _for_this_version(view: ChatView, fields: dict[str, str]) -> Mapping[str, SettingValue] | None:
-    # None: the form gives none.
+    # Returns None if the form contains no settings.
     wanted = {name: fields[name] for name in ("temperature", "model") if fields.get(name, "").strip()}
     settings, problems = changed(view.chat.settings, wanted)
     if problems:
@@ -262,16 +265,13 @@ async def write_on(
     through: str | None,
     hurry: bool = False,
 ) -> Submitted:
-    """Continue an answer on the branch through `through`; `hurry` closes its thought first.
-
-    `view` ends in its question.
-    """
+    """Continue an answer on the branch through `through`. hurry: end its reasoning first."""
     assistant_message = replace(_new_message(view.chat), id=message.id)
     generation_id = assistant_message.generation_id or ""
     with _admitted(services, owner) as running:
         choice = await chosen_model(*models_of(services), view.settings.model)
         prepared = None
-        if all(use.is_final for use in message.tool_uses):  # else the calls come first
+        if all(use.is_final for use in message.tool_uses):  # otherwise pending tool calls run first
             request, _ = await request_in(services, owner, view, choice)
             request = next_request(request, message, keep_thinking=view.settings.keep_thinking)
             prepared = await _reserved(services, running, traced(request, generation_id), view)
@@ -301,9 +301,9 @@ async def fork(
     instead: tuple[int, ...],
     fields: dict[str, str],
 ) -> Submitted:
-    """Generate another version of an answer, which is the same up to a `place` (run, token) and goes on with `instead`.
+    """Generate another version of an answer, identical before `place` (run, token) and continuing with `instead`.
 
-    `view` ends in its question. Raises Problem (409) if the conversation or the model has changed.
+    Raises Problem (409) if the conversation or the model has changed.
     """
     if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
@@ -350,7 +350,7 @@ async def _require_same(services: ChatServices, request: Request, size: int) -> 
 
 
 async def summarise(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
-    """Append a summary that replaces the messages above it."""
+    """Append a summary that replaces the messages before it in prompts."""
     chat, settings, shown = view.chat, view.settings, view.line
     said = view.above > 0 or any(message.content for message in shown[1:])
     if not shown or shown[-1].kind == "summary" or not said:
@@ -414,7 +414,7 @@ def title_of(text: str) -> str:
     line = _LEADING_MARK.sub("", line, count=1) if _LEADING_MARK.match(line) else line
     if len(line) <= TITLE_WIDTH:
         return line or words["new_chat"]
-    # Cut at a word, unless that loses more than half.
+    # Cut between words, unless that would drop more than half of the line.
     cut = line[:TITLE_WIDTH]
     return (cut.rpartition(" ")[0] if " " in cut[TITLE_WIDTH // 2 :] else cut) + "…"
 
@@ -427,7 +427,7 @@ async def settings_of(services: ChatServices, owner: str, chat: Chat | None) -> 
 @contextlib.contextmanager
 def _admitted(services: ChatServices, owner: str) -> Iterator[RunningRequest]:
     _check_admission(services)
-    # Counted as waiting until the turn ends, or an exception leaves this block.
+    # The request counts as waiting until its turn ends or this block raises.
     running = services.shared.requests.admit(owner)
     if running is None:
         raise Problem(429, words["error_busy"], retry_after_seconds=10)
@@ -458,7 +458,7 @@ async def _begin(
     prepared: Prepared | None = None,
     parts: tuple[Part, ...] = (),
 ) -> Submitted:
-    _check_admission(services)  # again: the state may have changed during measuring
+    _check_admission(services)  # again, because the state may have changed in the meantime
     with services.turns.expecting(assistant_message.generation_id or ""):
         accepted = _accepted(await _once_free(services, owner, store))
         if accepted.repeated:
@@ -488,14 +488,14 @@ async def _begin(
 
 
 async def take_up(services: ChatServices, left: Orphan) -> None:
-    """Continue an answer that another process, or this one before its start, left unfinished.
+    """Continue an answer that was left unfinished by another process or before a restart.
 
-    What cannot be continued is interrupted.
+    An answer that cannot be continued is marked as interrupted.
     """
     turns = services.turns
-    if not turns.lost(left.generation_id):  # it was started during the heartbeat, or its last save failed
+    if not turns.lost(left.generation_id):  # it was started here in the meantime, or its last save failed
         if (turn := turns.find(left.generation_id)) is not None and turn.log.finished:
-            with contextlib.suppress(StorageError):  # a shared store asks for it again
+            with contextlib.suppress(StorageError):  # a shared store reports the answer again
                 await services.shared.store.save_message(turn.message, left.owner, turn.trace)
         return
     pauses = chain(TAKE_UP_RETRY_SECONDS, repeat(TAKE_UP_RETRY_SECONDS[-1]))
@@ -521,7 +521,7 @@ async def _take_up(services: ChatServices, left: Orphan) -> None:
         turn = await _left_turn(services, owner, message)
     except (Problem, ModelError) as error:
         logger.warning("an answer cannot be continued: %s", error)
-    except Exception as error:  # a fault must not leave it unfinished for ever
+    except Exception as error:  # a bug must not leave the answer unfinished forever
         if isinstance(error, StorageError) or lacks_threads(error):
             raise
         logger.exception("an answer cannot be continued")
@@ -530,7 +530,7 @@ async def _take_up(services: ChatServices, left: Orphan) -> None:
     if turn is None:
         await store.save_message(replace(message, state="interrupted"), owner)
         return
-    # The try is stored before anything else that may end the process.
+    # Store the attempt first: if continuing the answer crashes the process, the next start must know.
     await store.save_message(replace(message, state="running", renderer=0), owner, turn.trace)
     services.turns.start(turn, services.shared.requests.open(owner))
 
@@ -550,7 +550,7 @@ async def _left_turn(services: ChatServices, owner: str, message: StoredMessage)
         request, offer = await request_in(services, owner, view, choice)
     request = traced(request, message.generation_id)
     parts: tuple[Part, ...] = ()
-    if trace.every and not trace.runs:  # each part is asked again, with the same seed
+    if trace.every and not trace.runs:  # a question about every part starts over, with the same seeds
         parts = await _every_part(services, owner, view, request)
         request = replace(request, options=replace(request.options, token_ids=False))
         message = replace(message, content="", reasoning="")
@@ -574,7 +574,7 @@ async def _left_turn(services: ChatServices, owner: str, message: StoredMessage)
 async def documents_in(
     services: ChatServices, owner: str, view: ChatView, choice: ModelChoice, draft: StoredMessage | None = None
 ) -> PromptDocuments:
-    """Return what documents add to the prompt of a branch, with `draft` at its end."""
+    """Return what documents add to the prompt of a branch followed by `draft`."""
     store, line = services.shared.store, (*view.line, draft) if draft is not None else view.line
     above: list[Attachment] = []
     if view.above and view.line:
@@ -597,7 +597,7 @@ async def _messages(view: ChatView, documents: PromptDocuments) -> tuple[Message
 async def request_in(
     services: ChatServices, owner: str, view: ChatView, choice: ModelChoice
 ) -> tuple[Request, ToolOffer | None]:
-    """Return the request for an answer to the branch, and the tools that it offers."""
+    """Return the request for an answer to the branch, and the tools offered in it."""
     chat, settings = view.chat, view.settings
     offer = await offer_in(services, owner, view)
     documents = await documents_in(services, owner, view, choice)
@@ -632,7 +632,8 @@ async def summary_request(services: ChatServices, owner: str, view: ChatView, ch
     documents = await documents_in(services, owner, view, choice)
     messages = (*await _messages(view, documents), Message("user", SUMMARY_REQUEST))
     options = RequestOptions(
-        thinking=view.chat.thinking,  # as are the tools: the same prompt prefix as the chat's, so it is cached
+        # The same options as in the chat, so that its prompt prefix is found in the cache.
+        thinking=view.chat.thinking,
         tools=services.toolbox.definitions(view.settings.tool_names),
         tool_choice="none",
         date=view.chat.prompt_date,
@@ -648,7 +649,7 @@ async def summary_request(services: ChatServices, owner: str, view: ChatView, ch
 async def _reserved(
     services: ChatServices, running: RunningRequest, request: Request, view: ChatView
 ) -> Prepared | None:
-    """Render the prompt and reserve its quota before anything is stored."""
+    """Render the prompt and reserve quota before anything is stored."""
     prepared = await prepared_request(services, request, text_size(view.line))
     if prepared is not None:
         await running.reserve(prepared.engine, asks(request, prepared))
@@ -658,7 +659,7 @@ async def _reserved(
 async def _once_free(services: ChatServices, owner: str, store: StoreCall) -> TurnAccepted | TurnRefused:
     outcome = await store()
     if isinstance(outcome, TurnRefused) and outcome.running is not None and outcome.held_here:
-        # The chat is locked by a turn of this process that may no longer run.
+        # The chat is locked by a turn of this process, which may have ended without being saved.
         await _end_lost(services, owner, outcome.running)
         outcome = await store()
     return outcome
@@ -666,7 +667,7 @@ async def _once_free(services: ChatServices, owner: str, store: StoreCall) -> Tu
 
 async def _end_lost(services: ChatServices, owner: str, assistant_message: StoredMessage) -> None:
     generation_id = assistant_message.generation_id or ""
-    # If the last save of a turn failed, it is stored as running and would lock its chat forever.
+    # A turn whose last save failed is still stored as running and would lock its chat forever.
     turn = services.turns.find(generation_id)
     if turn is not None and turn.log.finished:
         await services.shared.store.save_message(turn.message, owner)

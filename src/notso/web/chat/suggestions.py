@@ -1,4 +1,4 @@
-"""Follow-up questions, generated only while the engine is idle and dropped when a request arrives."""
+"""Suggested follow-up questions, generated while the engine is idle and canceled when a request arrives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s*")
 
 
 class Suggestions:
-    """Generates suggestions, one chat at a time, on the event loop."""
+    """Generates suggestions for one chat at a time. Runs on the event loop."""
 
     def __init__(self, requests: RunningRequests, turns: Turns) -> None:
         self._requests = requests
@@ -46,7 +46,7 @@ class Suggestions:
         return bool(loaded) and sum(stats.running + stats.waiting for stats in loaded) + self._turns.unfinished == 0
 
     async def until_idle(self, after_seconds: float, patience_seconds: float) -> bool:
-        """Wait until the engine has nothing to do; False if it stays busy."""
+        """Wait until the engine is idle; return False if it stays busy."""
         await asyncio.sleep(after_seconds)
         for _ in range(int(patience_seconds / LOOK_SECONDS)):
             if self.idle:
@@ -70,8 +70,8 @@ class Suggestions:
         choice: ModelChoice = DEFAULT_MODEL,
         documents: PromptDocuments = NO_DOCUMENTS,
     ) -> list[str]:
-        """Return questions to follow `line`; none while the engine is busy."""
-        # The text is part of the key, as an answer that was edited or continued keeps its id.
+        """Return follow-up questions for a branch, or an empty list if the engine is busy."""
+        # The key includes the text, because an edited or continued answer keeps its id.
         key = line[-1].id, hash(line[-1].content)
         if key in self._made:
             return self._made[key]
@@ -84,7 +84,7 @@ class Suggestions:
             keep_thinking=settings.keep_thinking,
             documents=documents,
         )
-        # The tools are part of the prompt only to match the chat's cached prefix; calling them is disabled.
+        # The tools are in the prompt only to match the chat's cached prefix; they cannot be called.
         text = await self._generate(owner, chat, messages, settings, tools, conversation, choice, documents)
         if text is None:
             return []
@@ -107,7 +107,7 @@ class Suggestions:
         self.cancel()
         params = replace(settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
         options = RequestOptions(
-            thinking=chat.thinking,  # the same prompt prefix as the chat's, so it is cached
+            thinking=chat.thinking,  # as in the chat, so that its prompt prefix is found in the cache
             tools=tools,
             tool_choice="none",
             date=chat.prompt_date,
@@ -137,9 +137,9 @@ def questions_in(text: str) -> list[str]:
 async def whole_text(
     requests: RunningRequests, request: Request, seconds: float, started: Callable[[RunningRequest], None]
 ) -> str | None:
-    """Return the answer, or None if stopped, failed or slower than `seconds`.
+    """Return the whole answer, or None if it is stopped, fails or takes longer than `seconds`.
 
-    `started` receives the request, for stopping it.
+    `started` is called with the request, which allows stopping it.
     """
     running = requests.open(request.options.owner, counts=False)
     started(running)

@@ -1,6 +1,6 @@
-"""Template rendering with autoescape, in worker threads.
+"""Rendering of page templates, with autoescape and in worker threads, and the filters that they use.
 
-The chat list of the sidebar has headings by day of last use, and unread and activity marks.
+The sidebar groups chats by the day of last use and marks those that are unread or active.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LANGUAGE_COOKIE = "notso-language"
 
 
 def by_day(chats: Iterable[Chat], today: date | None = None) -> list[tuple[str, list[Chat]]]:
-    """Return (heading, chats) groups in list order; pinned chats have their own heading."""
+    """Group chats by day as (heading, chats), in list order; pinned chats have their own heading."""
     today = today or date.today()
     groups: dict[str, list[Chat]] = {}
     for chat in chats:
@@ -76,7 +76,7 @@ def by_day(chats: Iterable[Chat], today: date | None = None) -> list[tuple[str, 
 def _heading(chat: Chat, today: date) -> str:
     if chat.pinned:
         return words["day_pinned"]
-    used = min(chat.updated_ms / 1000, time.time())  # a wrong clock may have stored a future time
+    used = min(chat.updated_ms / 1000, time.time())  # a wrong clock may have stored a time in the future
     days = (today - datetime.fromtimestamp(used).date()).days
     if days <= 0:
         return words["day_today"]
@@ -86,22 +86,22 @@ def _heading(chat: Chat, today: date) -> str:
 
 
 class ListMarks:
-    """Announces changed marks to open tabs. Runs on the event loop."""
+    """Notifies open tabs when the marks in their chat list change. Runs on the event loop."""
 
     def __init__(self, turns: Turns, store: ChatStore, feed: Feed) -> None:
         self._store = store
         self._feed = feed
         self._tasks: set[asyncio.Task[None]] = set()
-        turns.at_mark.append(self._told)
+        turns.at_mark.append(self._announce)
         turns.at_end.append(lambda turn, usage, finish_reason: self._ended(turn))
 
-    def _told(self, turn: Turn) -> None:
+    def _announce(self, turn: Turn) -> None:
         self._feed.announce(turn.request.options.owner or "", turn.message.chat_id, "", turns=False)
 
     def _ended(self, turn: Turn) -> None:
-        # An answer that ended without a reader leaves its chat unread.
+        # A chat is unread if no page was following its answer at the end.
         if turn.log.is_read or turn.interrupted:
-            return self._told(turn)
+            return self._announce(turn)
         task = asyncio.create_task(self._mark_unread(turn))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -109,11 +109,11 @@ class ListMarks:
     async def _mark_unread(self, turn: Turn) -> None:
         with contextlib.suppress(StorageError):
             await self._store.update_chat(turn.request.options.owner or "", turn.message.chat_id, unread=True)
-        self._told(turn)
+        self._announce(turn)
 
 
-# Smaller pages fit into one packet uncompressed. Compressing secrets with other text is safe here (BREACH): SameSite
-# cookies (edge/access.py) keep other sites from choosing part of what is compressed.
+# Smaller pages fit in one packet without compression. Compressing pages that contain secrets does not expose them to
+# the BREACH attack, because SameSite cookies (edge/access.py) keep other sites from injecting text into the pages.
 MIN_PACKED_BYTES = 1024
 
 PACKING_LEVEL = 5
@@ -123,7 +123,7 @@ TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 
 
 class Pages:
-    """Renders templates; partials, which begin with an underscore, also answer htmx."""
+    """Renders templates: whole pages, and fragments for htmx (names starting with an underscore)."""
 
     def __init__(self, assets: Assets, renderer: FairQueue, view: CommandView | None = None) -> None:
         view = view or CommandView(Plugins())
@@ -174,7 +174,7 @@ class Pages:
         )
 
     async def html(self, request: Request, template: str, **context: Any) -> bytes:
-        return await self._renderer.run(_whose(request), lambda: self._render(request, template, context))
+        return await self._renderer.run(_renderer_client(request), lambda: self._render(request, template, context))
 
     async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         def render() -> tuple[bytes, dict[str, str]]:
@@ -184,7 +184,7 @@ class Pages:
             packed = gzip.compress(html, PACKING_LEVEL, mtime=0)
             return packed, {"Vary": "Accept-Encoding", "Content-Encoding": "gzip"}
 
-        body, headers = await self._renderer.run(_whose(request), render)
+        body, headers = await self._renderer.run(_renderer_client(request), render)
         return HTMLResponse(body, status, headers)
 
     def _render(self, request: Request, template: str, context: dict[str, Any]) -> bytes:
@@ -199,7 +199,7 @@ class Pages:
         self._renderer.close()
 
     def card(self, use: ToolUse) -> Card:
-        """Render a tool call. Blocking: not for the event loop."""
+        """Render a tool call. Blocking: do not call on the event loop."""
         whole, state, result = (
             self._environment.get_template(name).render(use=use)
             for name in ("_tool_card.html", "_tool_state.html", "_tool_result.html")
@@ -207,18 +207,18 @@ class Pages:
         return Card(whole, state, result)
 
     def answer_html(self, message: StoredMessage, *, is_exported: bool = False) -> Markup:
-        """Return a message's safe HTML with tool cards and citations, or its plain text. Blocking."""
+        """Return a message as safe HTML with tool calls and citations. Blocking."""
         parts = message.answer_html.split(CARD_MARK) if message.renderer == RENDERER_VERSION else []
         if len(parts) != len(message.tool_uses) + 1:
             note = Markup("" if message.active else "<p><em>{}</em></p>\n").format(words["not_yet_laid_out"])
             parts = [note + Markup(render_plain(part)) if part else "" for part in parts_of(message)]
         html = "".join(part + self.card(use).whole for part, use in zip(parts, message.tool_uses, strict=False))
         html = with_citations(with_labels(html + parts[-1]), message, with_links=not is_exported)
-        return Markup(html)  # safe: from the sanitizer, or escaped by a template
+        return Markup(html)  # safe: produced by the sanitizer or escaped by a template
 
 
-def _whose(request: Request) -> str:
-    # Pages may be rendered before the caller is known: the peer address counts then.
+def _renderer_client(request: Request) -> str:
+    # Some pages are rendered before the caller is authenticated: use the peer's address.
     return owner_of(request) if hasattr(request.state, "caller") else f"from {peer_of(request)}"
 
 
@@ -228,12 +228,12 @@ def is_fragment(request: Request) -> bool:
 
 def reasoning_html(message: StoredMessage) -> Markup:
     if message.renderer == RENDERER_VERSION:
-        return Markup(with_labels(message.reasoning_html))  # safe: from the sanitizer
+        return Markup(with_labels(message.reasoning_html))  # safe: produced by the sanitizer
     return Markup(render_plain(message.reasoning) if message.reasoning else "")
 
 
 def pretty_json(text: str) -> str:
-    """Indent JSON; other text is returned unchanged."""
+    """Indent JSON; return other text unchanged."""
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False).encode("utf-8", "replace").decode()
     except (ValueError, RecursionError):
@@ -245,7 +245,7 @@ def printable(text: str) -> str:
 
 
 def tool_brief(use: ToolUse) -> str:
-    """'12345 * 789 → 9740205'."""
+    # Returns text such as '12345 * 789 → 9740205'.
     try:
         values = list(json.loads(use.arguments).values())
     except (ValueError, RecursionError, AttributeError):
@@ -261,7 +261,7 @@ def _brief(text: str) -> str:
 
 
 def tool_duration(milliseconds: float) -> str:
-    """1234.5 -> '1.2 s'."""
+    # Returns text such as '1.2 s'.
     if milliseconds < 100:
         return words["tool_duration_short"].format(milliseconds=max(1, round(milliseconds)))
     return words["tool_duration"].format(seconds=number(milliseconds / 1000, 1))
@@ -274,17 +274,16 @@ def _icons(assets: Assets) -> Callable[[str], Markup]:
 
 
 def iso_time(time_ms: int) -> str:
-    """0 -> '1970-01-01T00:00:00+00:00'."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()
 
 
 def iso_day(time_ms: int) -> str:
-    """0 -> '1970-01-01', in the server's time zone."""
+    # Uses the server's time zone.
     return datetime.fromtimestamp(time_ms / 1000).date().isoformat()
 
 
 def human_size(count_bytes: int) -> str:
-    """1915305312 -> '1.92 GB'."""
+    # Returns text such as '1.92 GB'.
     size = float(count_bytes)
     *smaller, largest = UNITS.get(language.get(), UNITS["en"])
     for unit in smaller:
@@ -295,7 +294,7 @@ def human_size(count_bytes: int) -> str:
 
 
 def human_duration(seconds: float) -> str:
-    """75 -> '1 min 15 s'."""
+    # Returns text such as '1 min 15 s'.
     whole = max(1, round(seconds))
     if whole >= 3600:
         return isolated(f"{whole // 3600} h {whole % 3600 // 60} min")
@@ -303,7 +302,7 @@ def human_duration(seconds: float) -> str:
 
 
 def human_count(count: int) -> str:
-    """3075098624 -> '3.08 B'."""
+    # Returns text such as '3.08 B'.
     for unit, scale in (("B", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)):
         if count >= 0.9995 * scale:
             return f"{localised(f'{count / scale:.3g}')} {unit}"
@@ -311,10 +310,7 @@ def human_count(count: int) -> str:
 
 
 class PageLanguage:
-    """ASGI layer that sets the language of pages: the one chosen in this browser, else the browser's own.
-
-    Programs get English.
-    """
+    """ASGI middleware that sets the language of pages. API responses are in English."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,8 @@
-"""The tokens of an answer: what else the model could have written at each, and receipts of the whole."""
+"""Tokens of an answer with the alternatives at each position, and receipts of answers.
+
+A receipt records what is needed to reproduce an answer. An answer with tool calls consists of several runs, one per
+request to the engine.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +25,18 @@ from notso.web.values.wording import words
 
 ALTERNATIVES = 20
 SHOWN_TOKENS = 2_000
-"""Of one page; an answer may have a hundred times as many."""
+"""Tokens per page; an answer may have a hundred times as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
     id: int
     text: str
-    probability: float  # before temperature and filters
+    probability: float  # before temperature and sampling filters
 
 
 async def trace_of(services: ChatServices, owner: str, message: StoredMessage) -> AnswerTrace:
-    """Return how an answer was written. Raises Problem (409) if that is not known."""
+    """Return the trace of an answer. Raises Problem (409) if none is stored."""
     trace = await services.shared.store.trace(owner, message.id)
     if trace is None or message.active or not any(run.ids for run in trace.runs):
         raise Problem(409, words["error_no_tokens"])
@@ -42,7 +46,7 @@ async def trace_of(services: ChatServices, owner: str, message: StoredMessage) -
 async def requests_of(
     services: ChatServices, owner: str, message: StoredMessage, trace: AnswerTrace
 ) -> tuple[ChatEngine, list[Request]]:
-    """Return the engine of an answer, loaded, and the requests that it was written by. Raises Problem."""
+    """Load the engine of an answer and return it with the requests of the answer's runs. Raises Problem."""
     view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
     choice = await chosen_model(*models_of(services), trace.model)
     running = services.shared.requests.open(owner, counts=False)
@@ -69,7 +73,7 @@ async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[st
 
 
 def run_at(trace: AnswerTrace, number: int | None, place: int) -> int:
-    """Return the number of a run (None: the last) with a token at `place`. Raises Problem (400)."""
+    """Return the number of a run (None: the last), checking that it has a token `place`. Raises Problem (400)."""
     number = len(trace.runs) - 1 if number is None else number
     if not 0 <= number < len(trace.runs) or not 0 <= place < len(trace.runs[number].ids):
         raise Problem(400, words["error_form"])
@@ -81,10 +85,10 @@ def up_to(run: AnswerRun, place: int) -> Replay:
 
 
 async def alternatives(services: ChatServices, request: Request, run: AnswerRun, place: int) -> list[Alternative]:
-    """Return the likeliest tokens at `place`, and the one that was written, with their probabilities.
+    """Return the likeliest tokens at `place`, including the generated one, with their probabilities.
 
-    None are returned where the server ended the reasoning. Raises Problem (409) if the conversation or the model is
-    another one by now.
+    The list is empty for a token that the server inserted to end the reasoning. Raises Problem (409) if the
+    conversation or the model has changed.
     """
     params = replace(request.params, max_tokens=place + 1, min_tokens=0)
     options = replace(request.options, token_ids=False, top_logprobs=ALTERNATIVES, replay=up_to(run, place))
@@ -112,7 +116,7 @@ async def alternatives(services: ChatServices, request: Request, run: AnswerRun,
 async def receipts_of(
     services: ChatServices, owner: str, message: StoredMessage, *, sealed: bool
 ) -> Mapping[str, Any] | list[Mapping[str, Any]]:
-    """Return the receipt of an answer; a list if tool calls divide it into several requests. Raises Problem."""
+    """Return the receipt of an answer, or a list if the answer has several runs. Raises Problem."""
     trace = await trace_of(services, owner, message)
     engine, requests = await requests_of(services, owner, message, trace)
     try:

@@ -1,4 +1,4 @@
-"""Responses of the chat routes (pages, turns, one turn), and lookup of chats and messages."""
+"""Responses of the chat routes (a page, a branch, or one turn), and lookups of chats and messages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
-LISTED_CHATS, MOST_LISTED = 100, 1000  # per step of the sidebar, and in all; the archive page shows the rest
-"""Chats of the sidebar: at first and with each step, and at most. The page of all chats has the others."""
+LISTED_CHATS, MOST_LISTED = 100, 1000
+"""Chats that the sidebar loads at a time, and its maximum. The page of all chats lists the rest."""
 
 STARTS = ("explain", "rewrite", "plan", "code")
-"""Names of the composer's templates."""
+"""Names of the prompt templates offered in a new chat."""
 
 Owner = Annotated[str, Depends(owner_of)]
 View = TypeVar("View", ChatView, ShownView)
@@ -48,8 +48,8 @@ async def chat_page(
     project: str = "",
     toast: dict[str, str] | None = None,
 ) -> Response:
-    """Render the page of a chat or of a new one (in `project`), with `problem` and its draft."""
-    # Taken before anything is read, so that later changes are announced to the page.
+    """Render the page of a chat, or of a new chat in `project`."""
+    # Taken before anything is loaded, so that concurrent changes are announced to the page.
     revision = view.revision if view is not None else services.feed.revision
     chat = view.chat if view is not None else None
     base = view.base if view is not None else await services.shared.store.chat_base(owner, project)
@@ -91,7 +91,7 @@ async def turns_view(
     *,
     toast: dict[str, str] | None = None,
 ) -> Response:
-    """Render the shown branch; without htmx, redirect to the chat."""
+    """Render the shown branch, or redirect to the chat without htmx."""
     chat, raw = view.chat, view.settings.raw_user_messages
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
@@ -120,9 +120,9 @@ async def turn_view(
     finished: bool,
     after: str = "",
 ) -> Response:
-    """Render some messages and matching buttons. `finished`: their stream has ended.
+    """Render some messages and update the composer. finished: whether their stream has ended.
 
-    `after` is the feed revision that the page has seen.
+    after: the feed revision that the page has already received.
     """
     raw = view.settings.raw_user_messages
     return await services.pages.respond(
@@ -143,7 +143,7 @@ def first_on(request: Request) -> str | None:
 
 
 async def list_context(services: ChatServices, owner: str, chat: Chat | None, count: str = "") -> dict[str, Any]:
-    """Return the sidebar's chats, their marks, and how many others are unread."""
+    """Return the sidebar's chats with their marks, and the number of other chats that need attention."""
     limit = min(max(int(count), LISTED_CHATS), MOST_LISTED) if count.isdecimal() and len(count) < 9 else LISTED_CHATS
     found = await services.shared.store.chat_list(owner, limit)
     libraries = await services.shared.store.documents.libraries(owner)
@@ -159,7 +159,7 @@ async def list_context(services: ChatServices, owner: str, chat: Chat | None, co
 
 
 async def sidebar_context(services: ChatServices, owner: str, chat: Chat | None = None) -> dict[str, Any]:
-    """Return the sidebar of a page beside the chats; empty while the store fails, which such a page may not need."""
+    """Return the sidebar of a page that must work even if the store fails; empty in that case."""
     try:
         return await list_context(services, owner, chat) | {"chat": chat}
     except StorageError:
@@ -172,7 +172,7 @@ def in_step_context(request: Request, revision: str) -> dict[str, Any]:
 
 def announce(request: Request, services: ChatServices, owner: str, view: View) -> View:
     """Announce a change to other tabs and advance the view's revision."""
-    # If others changed something since the chat was read, this tab must be notified too.
+    # After a concurrent change, the revision stays, so that this tab is notified of that change, too.
     nothing_since = services.feed.revision == view.revision
     services.feed.announce(owner, view.chat.id, tab_of(request))
     return replace(view, revision=services.feed.revision) if nothing_since else view
@@ -180,7 +180,7 @@ def announce(request: Request, services: ChatServices, owner: str, view: View) -
 
 def _just_ended(path: list[Shown]) -> bool:
     now_ms = time.time_ns() // 1_000_000
-    # The answer ended before its page could attach to the stream; the page treats it as one that just finished.
+    # The answer ended before its page connected to the stream; treat it like one that ended while it was shown.
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 
@@ -247,7 +247,7 @@ def tab_of(request: Request) -> str:
 
 
 def last_shown(request: Request, fields: Mapping[str, str] | None = None) -> str | None:
-    """Return the page's last message ('': none, None: not sent). Raises Problem 400."""
+    """Return the id of the page's last message ('': none; None: not sent). Raises Problem (400)."""
     last = request.headers.get("x-last", (fields or {}).get("last"))
     if last and not is_id(last):
         raise Problem(400, words["error_form"])
@@ -255,7 +255,7 @@ def last_shown(request: Request, fields: Mapping[str, str] | None = None) -> str
 
 
 async def find_chat(services: ChatServices, owner: str, chat_id: str) -> Chat:
-    """Return a chat. Raises Problem 404."""
+    """Return a chat. Raises Problem (404)."""
     chat = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
     if chat is None:
         raise Problem(404, words["error_unknown_chat"])
@@ -268,11 +268,11 @@ async def _named_chat(request: Request, services: Services, owner: Owner) -> Cha
 
 
 NamedChat = Annotated[Chat | None, Depends(_named_chat)]
-"""The chat in the path, or None for routes of new chats. Raises Problem 404."""
+"""The chat named in the path, or None for routes of new chats. Raises Problem (404)."""
 
 
 async def find_project(services: ChatServices, owner: str, project_id: str) -> Library:
-    """Return a readable library. Raises Problem 404."""
+    """Return a project that the user may read. Raises Problem (404)."""
     found = await services.shared.store.documents.libraries(owner) if is_id(project_id) else []
     project = next((each for each in found if each.id == project_id and each.is_project), None)
     if project is None:
@@ -281,7 +281,7 @@ async def find_project(services: ChatServices, owner: str, project_id: str) -> L
 
 
 async def own_project(services: ChatServices, owner: str, project_id: str) -> Library:
-    """Return a library of the owner. Raises Problem 404, and 403 for a member."""
+    """Return a project that the user owns. Raises Problem (404, or 403 for a member)."""
     project = await find_project(services, owner, project_id)
     if project.rights != "own":
         raise Problem(403, words["error_project_rights"])
@@ -289,7 +289,7 @@ async def own_project(services: ChatServices, owner: str, project_id: str) -> Li
 
 
 async def find_message(services: ChatServices, owner: str, chat_id: str, message_id: str) -> StoredMessage:
-    """Return a message of a chat. Raises Problem 404."""
+    """Return a message of a chat. Raises Problem (404)."""
     known = is_id(chat_id) and is_id(message_id)
     message = await services.shared.store.message(owner, chat_id, message_id) if known else None
     if message is None:
@@ -298,7 +298,7 @@ async def find_message(services: ChatServices, owner: str, chat_id: str, message
 
 
 async def find_generation(services: ChatServices, owner: str, generation_id: str) -> StoredMessage:
-    """Return a generation's message. Raises Problem 404."""
+    """Return the answer with this generation id. Raises Problem (404)."""
     known = is_generation_id(generation_id)
     message = await services.shared.store.generation(owner, generation_id) if known else None
     if message is None:

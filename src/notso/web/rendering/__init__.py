@@ -1,1 +1,1 @@
-"""From text to safe HTML: Markdown first, sanitised last."""
+"""Conversion of text to safe HTML: Markdown is rendered first, and the HTML is sanitized last."""

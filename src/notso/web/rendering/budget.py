@@ -1,7 +1,7 @@
-"""Rendering budget of one message: CPU seconds of its thread, and characters of HTML.
+"""Rendering budget of a message: CPU time of the rendering thread, and characters of HTML.
 
-Deadlines are checked at every position of a text and every block, so that no input runs far past its budget. CPU time
-is used because a pause of the system says nothing about the text.
+Deadlines are checked at every position of the text and at every block, so that no input far exceeds its budget. CPU
+time is used because wall-clock time would also count pauses of the system.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MESSAGE_SECONDS = 1.0  # 256 KiB of ordinary Markdown take 0.1 to 0.5 s
+MESSAGE_SECONDS = 1.0  # 256 KiB of typical Markdown take 0.1 to 0.5 s
 TICK_SECONDS = 0.05
-MAX_HTML_CHARACTERS = 2 * 1024 * 1024  # ordinary text doubles in size, highlighted code grows fivefold
+MAX_HTML_CHARACTERS = 2 * 1024 * 1024  # HTML is about twice as long as text, and five times as long as code
 
 
 class OverBudgetError(Exception):
-    """Rendering exceeds its budget; the text is shown plain."""
+    """Rendering exceeds its budget. The text is shown as plain text."""
 
 
 class Deadline:
-    """A point in CPU time of the creating thread."""
+    """A deadline in CPU time of the thread that creates it."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.thread_time() + seconds
@@ -35,13 +35,13 @@ class Deadline:
         self.charged += seconds
 
     def check(self) -> None:
-        """Raise OverBudgetError if passed."""
+        """Raise OverBudgetError if the deadline has passed."""
         if time.thread_time() > self._at:
             raise OverBudgetError
 
 
 class Budget:
-    """Remaining budget of a message. `is_noted`: a note already explains the plain text."""
+    """Remaining budget of a message. `is_noted`: the note about plain text has already been shown."""
 
     def __init__(self, seconds: float = MESSAGE_SECONDS, characters: int = MAX_HTML_CHARACTERS) -> None:
         self.is_noted = False
@@ -54,7 +54,7 @@ class Budget:
 
     @contextmanager
     def spending(self) -> Iterator[Deadline]:
-        """Charge the block's time. Raises OverBudgetError if nothing is left."""
+        """Return a context manager that charges the time of a block. Raises OverBudgetError if no time is left."""
         if self.spent:
             raise OverBudgetError
         began, deadline = time.thread_time(), Deadline(self._seconds)
@@ -64,7 +64,7 @@ class Budget:
             self._seconds -= time.thread_time() - began + deadline.charged
 
     def take(self, html: str) -> str:
-        """Charge the HTML's length. Raises OverBudgetError."""
+        """Charge the length of HTML and return it. Raises OverBudgetError."""
         self._characters -= len(html)
         if self._characters < 0:
             raise OverBudgetError

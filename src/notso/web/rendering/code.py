@@ -1,8 +1,8 @@
-"""Code blocks: highlighting with Pygments classes in a fixed set of languages, without inline styles.
+"""Code blocks, with syntax highlighting by Pygments in a fixed set of languages, using classes and no inline styles.
 
-Lexers are regular expressions, some of them quadratic or worse, and a single match can neither be interrupted nor
-releases the GIL. So they run in a child process, started on first use and again after it died, which a CPU timer kills
-when a block takes too long.
+Pygments' lexers use regular expressions, some of which take quadratic time or worse. A single match cannot be
+interrupted and holds the GIL. Therefore, lexers run in a child process, which a CPU timer kills if a block takes too
+long, and which is started again when needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
 from notso.web.rendering.budget import Deadline
 from notso.web.values.wording import table
 
-BLOCK_SECONDS = 0.2  # 20,000 characters of ordinary code take 0.02 to 0.06 s
+BLOCK_SECONDS = 0.2  # 20,000 characters of typical code take 0.02 to 0.06 s
 
 _PROGRAM = "from notso.web.rendering.code import highlight_lines; highlight_lines()"
 
@@ -35,9 +35,9 @@ class Highlighter:
         atexit.register(self.close)
 
     def html(self, code: str, language: str) -> tuple[str | None, float]:
-        """Return highlighted spans and CPU seconds.
+        """Return HTML with highlighted spans, and the CPU time in seconds.
 
-        The HTML is None if the block exceeds BLOCK_SECONDS or no process can be started.
+        The HTML is None if the block exceeds BLOCK_SECONDS or the child process cannot be started.
         """
         asked = {"code": code, "language": language, "seconds": BLOCK_SECONDS}
         with self._lock:
@@ -62,7 +62,7 @@ class Highlighter:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in the terminal must not reach it
+                start_new_session=True,  # Ctrl-C in the terminal must not reach the child
             )
         process = self._process
         if process.stdin is None or process.stdout is None:
@@ -81,7 +81,7 @@ class Highlighter:
 MAX_HIGHLIGHTED_CHARACTERS = 20_000
 MAX_UNFOLDED_LINES = 40
 
-# Info string of a fence -> Pygments language
+# Info string of a fenced code block -> Pygments language
 LANGUAGES: dict[str, str] = {
     **{name: name for name in ("bash", "c", "cpp", "css", "diff", "go", "html", "ini", "java", "javascript", "json")},
     **{name: name for name in ("kotlin", "lua", "makefile", "php", "python", "ruby", "rust", "sql", "swift", "toml")},
@@ -93,9 +93,9 @@ LANGUAGES: dict[str, str] = {
 _NAME = re.compile(r"[A-Za-z0-9_.+#-]{1,24}")
 
 HIGHLIGHTER = Highlighter()
-_WORDS = table("en")  # cached HTML is in English for all readers: see `with_labels`
+_WORDS = table("en")  # cached HTML is in English; see `with_labels`
 
-# Every class that the highlighter can produce; the sanitizer allows them on spans.
+# All classes that the highlighter can produce. The sanitizer allows them on spans.
 TOKEN_CLASSES: frozenset[str] = frozenset(name for name in STANDARD_TYPES.values() if name)
 
 
@@ -105,7 +105,7 @@ def language_of(info: str) -> str:
 
 
 def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str:
-    """Render a code block with label and buttons, folded if long. Raises OverBudgetError."""
+    """Render a code block with its label and buttons; long blocks are collapsed. Raises OverBudgetError."""
     language = language_of(info)
     body = None
     if colour and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:
@@ -135,7 +135,7 @@ def _button(name: str, label: str) -> str:
 
 
 def highlight_lines() -> None:
-    """In the child: read lines of {"code", "language", "seconds"}, write lines of {"html", "seconds"}."""
+    """Run the child process: read lines of {"code", "language", "seconds"}, write lines of {"html", "seconds"}."""
     from pygments import highlight  # type: ignore[import-untyped]
     from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
     from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
@@ -143,7 +143,7 @@ def highlight_lines() -> None:
     formatter, lexer = HtmlFormatter(nowrap=True), lru_cache(maxsize=64)(get_lexer_by_name)
     for line in sys.stdin.buffer:
         asked = json.loads(line)
-        # SIGVTALRM is left at its default action, which ends the process.
+        # The default action of SIGVTALRM ends the process.
         signal.setitimer(signal.ITIMER_VIRTUAL, asked["seconds"])
         began = time.process_time()
         html = highlight(asked["code"], lexer(asked["language"], stripnl=False), formatter)

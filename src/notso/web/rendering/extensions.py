@@ -1,10 +1,11 @@
-"""Extensions of CommonMark that models use: inert HTML, folded parts, alerts, emphasis beside CJK text.
+"""Extensions of CommonMark that models use.
 
-Each is decided by its first line, so that growing text never changes a block already shown.
+Block extensions are <details>, alerts and some HTML tags without attributes. Inline extensions are bare URLs, footnote
+marks, quotations of documents, task list boxes, and emphasis next to Chinese, Japanese and Korean text.
 
-Inline extensions are bare URLs, footnote marks, quotations of documents and task list boxes. Each depends on its own
-line only, so that growing text never changes a block already shown. Therefore footnotes are not linked: their marks are
-only raised.
+A block extension is recognized by its first line, and an inline extension depends only on its own line, so that text
+arriving later never changes a block already shown. For the same reason, footnotes are not linked; their marks are only
+superscripts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from notso.web.values.wording import language, table, words
 
 _SCHEME = re.compile(r"(?:^|[^a-z0-9.+-])(https?)$", re.IGNORECASE)
 _REST = re.compile(r"://[^\s<>\"`|\\^{}]{1,2000}")
-_AFTERWARDS = ".,:;!?'*_~…。，"  # at the end of a URL these belong to the sentence
+_AFTERWARDS = ".,:;!?'*_~…。，"  # at the end of a URL, these belong to the sentence
 
 _NOTE = re.compile(r"\[\^([^\s\[\]^]{1,32})\](:?)(?!\()")
 _QUOTATION = re.compile(r"\[\[(?:\d{1,3}: |none(?=\]\]))")
@@ -32,7 +33,7 @@ _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 
 def enable_inline_marks(parser: MarkdownIt) -> None:
-    """Add bare URLs, the tokens `note` and `quotation`, and task list boxes to a parser."""
+    """Add rules for bare URLs, task list boxes, and the tokens `note` and `quotation` to a parser."""
     parser.inline.ruler.after("text", "bare_address", _bare_address)
     parser.inline.ruler.before("link", "note", _note)
     parser.inline.ruler.before("note", "quotation", _quotation)
@@ -48,7 +49,7 @@ def note_html(label: str) -> str:
 
 
 def _bare_address(state: StateInline, silent: bool) -> bool:
-    # The text rule stops at the colon of https://..., with the scheme pending.
+    # The text rule stops at the colon of https://..., when the scheme is pending text.
     if state.src[state.pos] != ":" or state.linkLevel > 0:
         return False
     scheme = _SCHEME.search(state.pending)
@@ -71,7 +72,7 @@ def _bare_address(state: StateInline, silent: bool) -> bool:
 def _without_end(address: str) -> str:
     while address:
         last = address[-1]
-        # A closing bracket stays if its opening one is in the address.
+        # A closing bracket is part of the address if its opening bracket is.
         if last not in _AFTERWARDS and not _closes_nothing(address):
             break
         address = address[:-1]
@@ -87,7 +88,7 @@ def _note(state: StateInline, silent: bool) -> bool:
     found = _NOTE.match(state.src, state.pos)
     if found is None:
         return False
-    # The definition `[^1]:` at the beginning of a line includes its colon.
+    # At the start of a line, the colon belongs to the definition `[^1]:`.
     begins = not state.src[: state.pos].rpartition("\n")[2].strip()
     if not silent:
         state.push("note", "", 0).content = found[1]
@@ -96,7 +97,7 @@ def _note(state: StateInline, silent: bool) -> bool:
 
 
 def _quotation(state: StateInline, silent: bool) -> bool:
-    # Its number and its words, which are no Markdown; pages draw it where the words were found.
+    # The words of a quotation are not parsed as Markdown.
     found = _QUOTATION.match(state.src, state.pos)
     end = -1 if found is None else state.src.find("]]", found.end(), found.end() + MAX_QUOTATION)
     if found is None or end < 0:
@@ -121,7 +122,7 @@ def _boxes(state: StateCore) -> None:
 INERT_TAGS = ("sub", "sup", "kbd", "mark", "ins")
 ALERTS = ("note", "tip", "important", "warning", "caution")
 
-_WORDS = table("en")  # cached HTML is in English for all readers: see `with_labels`
+_WORDS = table("en")  # cached HTML is in English; see `with_labels`
 _TAG = re.compile(rf"<(?:br\s*+/?|/?(?:{'|'.join(INERT_TAGS)}))\s*+>", re.IGNORECASE)
 _COMMENT = re.compile(r"<!--(?!-?>).{0,1000}?-->", re.DOTALL)
 _DETAILS = re.compile(r"\s*<details(?:\s+open)?>\s*(?:<summary>(.*?)</summary>\s*)?$", re.IGNORECASE)
@@ -181,7 +182,7 @@ def _details(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     inline = state.push("inline", "", 0)
     inline.content, inline.map, inline.children = (title or _WORDS["details"]).strip(), [start, first], []
     state.push("summary_close", "summary", -1)
-    # The lines within are blocks of their own, which must not reach beyond the closing tag.
+    # The lines inside are parsed as blocks, which must not extend beyond the closing tag.
     outside, kind = state.lineMax, state.parentType
     state.lineMax, state.parentType = last, "root"
     state.md.block.tokenize(state, first, last)
@@ -206,7 +207,7 @@ def _alerts(state: StateCore) -> None:
 
 
 def _emphasis(state: StateInline, silent: bool) -> bool:
-    """Markdown-it's rule, with flanking by the rules below."""
+    # The rule of markdown-it, but with the flanking rules of `_scan`.
     marker = state.src[state.pos]
     if silent or marker not in ("_", "*"):
         return False
@@ -227,8 +228,9 @@ def _emphasis(state: StateInline, silent: bool) -> bool:
 
 
 def _scan(state: StateInline, can_split_word: bool) -> Scanned:
-    # CommonMark takes punctuation inside of the marks and a letter outside for no end of emphasis. Chinese, Japanese
-    # and Korean have no spaces between words, so there the punctuation counts as a letter, and their letters as spaces.
+    # In CommonMark, emphasis does not end at marks with punctuation before and a letter after them. Chinese, Japanese
+    # and Korean text has no spaces between words, so next to it, punctuation counts as a letter, and a letter of these
+    # scripts as a space.
     scanned = state.scanDelims(state.pos, can_split_word)
     before = state.src[state.pos - 1] if state.pos > 0 else " "
     end = state.pos + scanned.length
@@ -265,7 +267,7 @@ def with_labels(html: str) -> str:
     if language.get() == "en":
         return html
     for name, word in _LABELS.items():
-        # Text cannot contain this, because `<` is escaped in it.
+        # Text from the model cannot contain this, because `<` is escaped.
         button = f'<button class="{name}" type="button">'
         html = html.replace(f"{button}{table('en')[word]}</button>", f"{button}{words[word]}</button>")
     for kind in ALERTS:

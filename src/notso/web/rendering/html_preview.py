@@ -1,7 +1,7 @@
-"""Preview of HTML and SVG written by a model, without scripts and anything that loads by itself.
+"""Sanitize HTML and SVG from a model for a preview, without scripts and resources that load automatically.
 
-The sanitizer takes time quadratic in the number of open elements, so it runs in a child process with limited CPU
-time. This file is also the child's program.
+The sanitizer takes quadratic time in the number of open elements, so it runs in a child process with limited CPU time.
+The child process runs `main` of this module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import nh3
 from notso.system.confinement import Limits, serve_one
 from notso.web.values.child_work import confined
 
-# Ordinary pages of 256 KiB take about 0.02 s.
+# Typical pages of 256 KiB take about 0.02 s.
 LIMITS = Limits(cpu_s=1, memory_bytes=512 * 2**20, wall_s=10.0, answer_bytes=8 * 2**20)
 
 _PROGRAM = "from notso.web.rendering.html_preview import main; main()"
@@ -48,7 +48,7 @@ _ATTRIBUTES = {
 
 
 def _kept(tag: str, attribute: str, value: str) -> str | None:
-    # Links may only refer to parts of the same drawing (#gradient).
+    # Links may refer only to parts of the same drawing, such as #gradient.
     return value if attribute != "href" or value.startswith("#") else None
 
 
@@ -65,10 +65,10 @@ _CLEANER = nh3.Cleaner(
 
 
 async def preview_html(text: str) -> str:
-    """Sanitize HTML in a child process. Raises ConfinedWorkError beyond LIMITS."""
+    """Sanitize HTML in a child process. Raises ConfinedWorkError if LIMITS are exceeded."""
     return (await confined(_PROGRAM, text.encode(), LIMITS)).decode()
 
 
 def main() -> None:
-    """Child process: sanitize stdin to stdout."""
+    """Run the child process: sanitize stdin to stdout."""
     serve_one(lambda text: _CLEANER.clean(text.decode()).encode(), LIMITS)

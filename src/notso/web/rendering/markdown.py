@@ -1,9 +1,9 @@
-"""Markdown to safe HTML, block by block.
+"""Convert Markdown to safe HTML, block by block.
 
-Reference links are disabled, because a later line could change a block already sent. Images become links, because
-fetching an address can leak the conversation. Blocks beyond their budget become plain text.
+Reference links are disabled because a later line could change a block that was already sent. Images become links
+because loading an image can leak the conversation. Blocks that exceed their budget become plain text.
 
-The sanitizer is the last step for HTML made from model text: nothing may rewrite it afterwards.
+The sanitizer must be the last step for HTML from model output; nothing may modify the HTML afterwards.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _CLEANER = nh3.Cleaner(
     link_rel="noopener noreferrer nofollow",
     set_tag_attribute_values={
         "a": {"target": "_blank"},
-        "button": {"type": "button"},  # of code blocks; Markdown cannot produce buttons
+        "button": {"type": "button"},  # in code blocks only; Markdown cannot produce buttons
         "pre": {"tabindex": "0"},  # scrollable elements must be reachable by keyboard
         "figure": {"tabindex": "0"},
-        "table": {"dir": "auto"},  # columns run as the table's own text does
+        "table": {"dir": "auto"},  # the direction of columns follows the table's text
     },
     allowed_classes={
         "span": {*TOKEN_CLASSES, "math", "inline", "display", "quote"},
@@ -69,16 +69,16 @@ _CLEANER = nh3.Cleaner(
     },
 )
 
-# htmx 4 rewrites `<hx-name ` in raw text before parsing, and obeys hx- attributes everywhere.
+# htmx 4 rewrites `<hx-name ` in raw text before parsing, and processes hx- attributes on all elements.
 _HTMX_TAG = re.compile(r"</?hx-", re.IGNORECASE)
 
 
 class UnsafeHTMLError(ValueError):
-    """Sanitized HTML still contains htmx markup: a bug. The text is shown plain."""
+    """Sanitized HTML still contains htmx markup, which is a bug. The text is shown as plain text."""
 
 
 def sanitise(html: str) -> str:
-    """Reduce HTML to the allow-list. Raises UnsafeHTMLError."""
+    """Reduce HTML to the allowed elements and attributes. Raises UnsafeHTMLError."""
     clean = _CLEANER.clean(html)
     if _HTMX_TAG.search(clean):
         raise UnsafeHTMLError("an htmx tag survived")
@@ -98,7 +98,7 @@ RENDERER_VERSION = 9  # increase when the HTML of a text changes, so that stored
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
 MAX_PARAGRAPH_CHARACTERS = 16 * 1024
-MAX_NESTING = 32  # levels: one for a quotation, two for a list and its item
+MAX_NESTING = 32  # levels: a quotation is one level, a list with its item two
 
 _LINE_END = re.compile(r"\r\n?")
 # Lines as CommonMark counts them; str.splitlines also splits at U+2028, form feeds and others.
@@ -107,7 +107,7 @@ LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines [start, end) of one top-level block."""
+    """Lines [start, end) of a top-level block."""
 
     start: int
     end: int
@@ -118,7 +118,7 @@ class _LongParagraphError(Exception):
 
 
 def _outlined(tag: str) -> str:
-    # Below the page's h1 and the h2 of each message, as screen readers list headings.
+    # For screen readers, headings are below the h1 of the page and the h2 of each message.
     return f"h{min(6, int(tag[1:]) + 2)}"
 
 
@@ -164,7 +164,7 @@ class _Renderer(RendererHTML):
         return f'<blockquote class="alert alert-{kind}">\n{alert_title(kind)}' if kind else "<blockquote>\n"
 
     def table_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return '<figure class="wide-table"><table>\n'  # a box that scrolls, so that the table keeps its layout
+        return '<figure class="wide-table"><table>\n'  # a scrollable box, so that the table keeps its layout
 
     def table_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return "</table></figure>\n"
@@ -178,7 +178,7 @@ class _Renderer(RendererHTML):
 
 
 def _keep_to_budget(state: StateBlock | StateInline, *_: object) -> bool:
-    # Comes before all other rules, so it is called at every position; it never consumes anything.
+    # This rule precedes all others and is therefore called at every position. It never matches.
     state.env["deadline"].check()
     return False
 
@@ -190,7 +190,7 @@ def _check_pairs(state: StateInline) -> None:
 def _too_deep(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     if silent or state.level < MAX_NESTING:
         return False
-    # Deeper nesting is plain text, to the end of the containing item or quotation.
+    # Content nested more deeply is plain text, to the end of the containing item or quotation.
     line = start + 1
     while line < end and (state.isEmpty(line) or state.sCount[line] >= state.blkIndent):
         line += 1
@@ -207,7 +207,9 @@ def _refuse_long_paragraphs(state: StateCore) -> None:
 
 
 def _link(state: StateInline, silent: bool) -> bool:
-    return state.src.find("](", state.pos) >= 0 and link(state, silent)  # else every lone bracket is scanned to the end
+    return state.src.find("](", state.pos) >= 0 and link(
+        state, silent
+    )  # avoids scanning to the end at each lone bracket
 
 
 def _image(state: StateInline, silent: bool) -> bool:
@@ -215,7 +217,8 @@ def _image(state: StateInline, silent: bool) -> bool:
 
 
 def _parser() -> MarkdownIt:
-    # Two more, as a list adds two levels: at its own limit markdown-it drops the content and all that follows.
+    # Two more levels than our limit, so that ours applies first (a list adds two levels): at its own limit, markdown-it
+    # drops all content that follows.
     parser = MarkdownIt(
         "commonmark", {"html": False, "breaks": True, "maxNesting": MAX_NESTING + 2}, renderer_cls=_Renderer
     )
@@ -239,9 +242,9 @@ _BLOCKS_ONLY = _parser().disable(["inline", "long_paragraphs"])
 
 
 def render_markdown(text: str, *, budget: Budget | None = None) -> str:
-    """Render a text as safe HTML, within `budget` or that of a whole message.
+    """Render text as safe HTML, within `budget` or a new budget for a message.
 
-    Parts beyond the limits become plain paragraphs. Blocking: not for the event loop.
+    Parts that exceed limits become plain paragraphs. Blocking: do not call on the event loop.
     """
     budget = budget or Budget()
     if len(text) > MAX_MARKDOWN_CHARACTERS:
@@ -260,16 +263,13 @@ def render_markdown(text: str, *, budget: Budget | None = None) -> str:
 
 
 def render_block(text: str, budget: Budget) -> str:
-    """Render one block. Raises OverBudgetError."""
+    """Render a block. Raises OverBudgetError."""
     with budget.spending() as deadline:
         return budget.take(render_within(text, deadline))
 
 
 def render_within(text: str, deadline: Deadline, *, colour: bool = True) -> str:
-    """Render a text; plain if a paragraph is too long or sanitizing fails.
-
-    Raises OverBudgetError.
-    """
+    """Render text, as plain text if a paragraph is too long or sanitizing fails. Raises OverBudgetError."""
     try:
         return sanitise(_MARKDOWN.render(text, {"colour": colour, "deadline": deadline}))
     except (RecursionError, UnsafeHTMLError, _LongParagraphError):
@@ -277,7 +277,7 @@ def render_within(text: str, deadline: Deadline, *, colour: bool = True) -> str:
 
 
 def render_plain(text: str) -> str:
-    """Escape a text; the style sheet keeps its line breaks."""
+    """Escape text for HTML; line breaks are kept by the style sheet."""
     return f'<p class="plain">{escape(text)}</p>\n'
 
 

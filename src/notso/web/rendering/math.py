@@ -1,8 +1,8 @@
 r"""TeX in Markdown: $x$, $$x$$, \\(x\\), \\[x\\] and \\begin{align}, detected here and typeset by the page.
 
-A displayed formula begins a line and ends with its own mark or, as in TeX, a blank line. Its first line therefore
-decides, and growing text never changes a block already shown. Formulas that are unclosed or too long stay text, as do
-lone dollar signs, which are prices.
+A display formula starts at the beginning of a line and ends with the closing delimiter or, as in TeX, at a blank line.
+It is recognized by its first line, so that text arriving later never changes a block already shown. Formulas that are
+not closed or too long stay text, as do lone dollar signs, which usually denote prices.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 
 MAX_FORMULA_CHARACTERS = 2_000
-MAX_INLINE_CHARACTERS = 1_000  # limits the search after each of a thousand lone dollar signs
+MAX_INLINE_CHARACTERS = 1_000  # limits the search for a closing delimiter after each lone dollar sign
 
 _MARKS = {"$$": "$$", "\\[": "\\]"}
-# Environments that are formulas of their own, without dollars around them.
+# Environments that are formulas without dollar signs around them.
 _ENVIRONMENT = re.compile(r"\\begin\{((?:align|alignat|equation|gather|CD)\*?)\}")
 _IS_TEX = re.compile(r"[\\^_={}]")
 
 
 def enable_math(parser: MarkdownIt) -> None:
-    """Add the tokens `formula` (block) and `formula_inline`, with TeX content, to a parser."""
+    """Add rules for the tokens `formula` (block) and `formula_inline`, whose content is TeX, to a parser."""
     interrupted = ["paragraph", "blockquote", "list", "table"]
     parser.block.ruler.before("fence", "formula", _block, {"alt": interrupted})
     parser.inline.ruler.before("escape", "formula_inline", _inline)
 
 
 def formula_html(tex: str, kind: str) -> str:
-    """Return the element that the page's script typesets; without it the source is shown."""
+    """Return an element with TeX source, which a script on the page typesets."""
     tag = "div" if kind == "block" else "span"
     look = "inline" if kind == "inline" else "display"
     return f'<{tag} class="math {look}">{escape(tex.strip(), quote=False)}</{tag}>'
@@ -49,7 +49,7 @@ def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         return False
     body, found, after = first[2:].partition(closing)
     if found and (after.strip() or not body.strip()):
-        return False  # text follows: an inline formula of a paragraph
+        return False  # text follows, so this is an inline formula in a paragraph
     if silent:
         return True
     lines, line = [body], start + 1
@@ -110,8 +110,9 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _closing_dollar(source: str, start: int) -> int:
-    # Only the next dollar sign counts: text between two prices is no formula. No letter or digit just outside of the
-    # dollars. Spaces just inside only on both sides, and of what no price holds.
+    # Only the next dollar sign can close a formula. To exclude text between two prices, there must be no letter or
+    # digit directly outside of the dollar signs. Spaces directly inside are allowed only on both sides, and only if the
+    # content is TeX that cannot be part of a price.
     inside = source[start + 1 : start + 2]
     if not inside or source[:start][-1:].isalnum():
         return -1

@@ -1,7 +1,8 @@
-"""Formulas of an exported page as MathML, which browsers typeset without scripts or fonts.
+"""Convert the formulas of an exported page to MathML, which browsers typeset without scripts or fonts.
 
-latex2mathml is recursive, has no limits and passes markup through, so it runs in a child process with limited CPU time,
-and only the elements and attributes of MathML that it needs are kept. This file is also the child's program.
+latex2mathml is recursive, has no limits and passes markup through. Therefore it runs in a child process with limited
+CPU time, and only the MathML elements and attributes that it needs are kept. The child process runs `main` of this
+module.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 from notso.system.confinement import ConfinedWorkError, Limits, serve_one
 from notso.web.values.child_work import confined
 
-# A thousand ordinary formulas take about 1 s.
+# A thousand typical formulas take about 1 s.
 LIMITS = Limits(cpu_s=10, memory_bytes=512 << 20, wall_s=60.0, answer_bytes=32 << 20)
 FORMULA_SECONDS = 0.5
 MOST_AT_ONCE = 500
@@ -42,7 +43,7 @@ _ATTRIBUTES = frozenset(
 
 
 async def with_mathml(html: str) -> tuple[str, int]:
-    """Replace the formulas in sanitized HTML by MathML; return the number of those that stay TeX, too."""
+    """Replace formulas in sanitized HTML by MathML; also return the number of formulas that could not be converted."""
     found = list(_FORMULA.finditer(html))
     made: list[str | None] = []
     for at in range(0, len(found), MOST_AT_ONCE):
@@ -64,7 +65,7 @@ def mathml_of(tex: str, look: str) -> str | None:
 
     try:
         root = ElementTree.fromstring(convert(tex, display="block" if look == "display" else "inline"))
-    except Exception:  # latex2mathml raises what its parts happen to raise; also a formula's time limit
+    except Exception:  # latex2mathml raises various exceptions; includes the time limit for a formula
         return None
     return _safe(root, tex)
 
@@ -72,7 +73,7 @@ def mathml_of(tex: str, look: str) -> str | None:
 def _safe(root: ElementTree.Element, tex: str) -> str | None:
     for element in root.iter():
         name = element.tag.removeprefix(f"{{{_NAMESPACE}}}")
-        # An unknown command becomes an identifier of its name.
+        # latex2mathml converts an unknown command to an identifier with the command's name.
         if name not in _ELEMENTS or (element.text or "").startswith("\\"):
             return None
         element.tag = name
@@ -100,7 +101,7 @@ def _convert(request: bytes) -> bytes:
 
 
 def main() -> None:
-    """Child process: convert the formulas on stdin."""
-    import latex2mathml.converter  # noqa: F401  it reads its tables before files are closed to the process
+    """Run the child process: convert the formulas on stdin."""
+    import latex2mathml.converter  # noqa: F401  reads its tables before the process loses access to files
 
     serve_one(_convert, LIMITS)

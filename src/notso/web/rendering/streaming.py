@@ -1,4 +1,4 @@
-"""Incremental Markdown: closed blocks are rendered once, the open tail at each update."""
+"""Incremental rendering of Markdown. Complete blocks are rendered once, and the rest (the tail) at each update."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ MAX_TAIL_CHARACTERS = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """HTML of blocks that closed (append it) and of the open tail (replace it)."""
+    """HTML of newly completed blocks, to be appended, and of the tail, which replaces the previous tail."""
 
     closed: str
     tail: str
 
 
 class StreamingMarkdown:
-    """Renderer of growing text; the result equals that of render_markdown."""
+    """Renders growing text. The final result equals that of render_markdown."""
 
     def __init__(self, budget: Budget | None = None) -> None:
-        # Closed blocks are charged to the message. Repeated work (the tail, the search for blocks) has TICK_SECONDS
-        # each time; when over, it waits for the end of the block, or for twice as much text.
+        # Complete blocks are charged to the message's budget. Repeated work has TICK_SECONDS at each update. After that
+        # time, the tail stays plain until its block ends, and the search for blocks waits for twice as much text.
         self._budget = budget or Budget()
         self._text = ""
-        self._held = ""  # a trailing CR may be half of a line end
+        self._held = ""  # a trailing CR, which may be followed by LF
         self._closed_to = 0
         self._tail_is_slow = False
         self._enough_to_look = 0
 
     def feed(self, more: str) -> Rendered:
-        """Append text. Blocking: not for the event loop."""
+        """Append text. Blocking: do not call on the event loop."""
         more = self._held + more
         self._held = "\r" if more.endswith("\r") else ""
         self._text += more.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
@@ -65,7 +65,7 @@ class StreamingMarkdown:
             self._enough_to_look = 2 * (complete - self._closed_to)
             return ""
         html, done = "", 0
-        # A block is closed once the next one has begun on a complete line: no later text can change it.
+        # A block is complete when the next one has started and its first line is complete. Later text cannot change it.
         for block, following in pairwise(blocks):
             if done and tick.passed:
                 break
@@ -81,7 +81,7 @@ class StreamingMarkdown:
         return html
 
     def _close_plain(self) -> str:
-        # The budget is spent: complete paragraphs are sent as plain text.
+        # The budget is exhausted, so complete paragraphs are sent as plain text.
         end = self._text.rfind("\n\n", self._closed_to)
         text = self._text[self._closed_to : max(end, self._closed_to)].strip("\n")
         self._closed_to = max(end, self._closed_to)
@@ -110,13 +110,13 @@ _PAIRS = ("~~", "**", "__", "*", "_")
 
 
 def complete(tail: str) -> str:
-    """Close the markup left open in the last paragraph, or drop it if nothing follows it yet."""
+    """Close the markup that is open in the last paragraph, or remove it if no content follows yet."""
     if len(_FENCE.findall(tail)) % 2:
         return tail
     start = tail.rfind("\n\n") + 1
     head, last = tail[:start], tail[start:]
     if _OPEN_FORMULA.search(last):
-        return tail  # marks in a formula are not Markdown
+        return tail  # the content of a formula is not Markdown
     last = _OPEN_HEADING.sub("", last)
     outside = _without_code(last)
     if code := _OPEN_CODE.search(outside):
@@ -131,7 +131,7 @@ def complete(tail: str) -> str:
 def _without_code(text: str) -> str:
     runs = list(_TICKS.finditer(text))
     ends: list[int | None] = [None] * len(runs)
-    # A code span ends at the next run of backticks of the same length; found in one backward pass.
+    # A code span ends at the next run of backticks with the same length. One backward pass finds all ends.
     seen: dict[int, int] = {}
     for number in reversed(range(len(runs))):
         length = len(runs[number][0])
@@ -148,7 +148,7 @@ def _without_code(text: str) -> str:
 
 
 def _close(last: str, outside: str, mark: str) -> tuple[str, str]:
-    # `outside` is `last` with blanked code spans, equally long.
+    # `outside` is `last` with code spans masked; both have the same length.
     character = re.escape(mark[0])
     runs = list(re.finditer(rf"(?<![\\{character}]){character}{{{len(mark)}}}(?!{character})", outside))
     openers = [run for run in runs if not _between_blanks(outside, run)]
@@ -163,6 +163,6 @@ def _close(last: str, outside: str, mark: str) -> tuple[str, str]:
 
 
 def _between_blanks(text: str, run: re.Match[str]) -> bool:
-    # A list bullet, or a star between spaces, is no emphasis.
+    # A list bullet, or an asterisk between spaces, is not emphasis.
     before, after = text[: run.start()][-1:], text[run.end() : run.end() + 1]
     return (not before or before.isspace()) and after.isspace()

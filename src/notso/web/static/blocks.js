@@ -1,8 +1,8 @@
-// Closed blocks: formulas are typeset when they are seen (KaTeX comes only where there is one); code can be copied, wrapped, unfolded.
+// Complete blocks: typeset formulas when they are visible (loading KaTeX only if needed); copy, wrap and expand code.
 {
   const { nonce, dataset: { katex: address, katexCss, copyTex } } = document.currentScript;
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 };
-  // Glyphs of a font that has not come are printed blank, so those of formulas at the end come before they are seen.
+  // Glyphs of fonts that are not loaded print blank, so load fonts before all formulas have been visible.
   const loadFonts = () => {
     for (const face of document.fonts) if (/KaTeX_(Main|Math|AMS|Size)/.test(face.family)) face.load().catch(() => {});
   };
@@ -24,20 +24,20 @@
       waiting.delete(formula);
       if (formula.dataset.tex) continue;
       const tex = formula.dataset.tex = formula.textContent;
-      // Two commands put a style attribute into MathML, which the page's policy refuses.
+      // Two commands add a style attribute to MathML, which the page's policy blocks.
       const output = /\\(pmb|fcolorbox)\b/.test(tex) ? "html" : "htmlAndMathml";
       try { window.katex.render(tex, formula, { ...OPTIONS, output, displayMode: formula.matches(".display") }); }
       catch { formula.textContent = tex; delete formula.dataset.tex; formula.classList.replace("math", "source"); }
       if (performance.now() > end) { setTimeout(typeset); return; }
     }
   };
-  // Those that are seen, or soon will be; all of them before they are printed.
+  // Typeset formulas in or near the viewport, and all of them before printing.
   const seen = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) if (isIntersecting) { seen.unobserve(target); waiting.add(target); }
     typeset();
   }, { root: document.getElementById("scroller"), rootMargin: "100% 0px" });
   const found = () => document.querySelectorAll("[id$=-closed] .math:not([data-tex])");
-  // KaTeX is there before it is needed, because printing does not wait. Safari has no idle callbacks.
+  // Load KaTeX early, because printing does not wait. Safari has no idle callbacks.
   const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 1000));
   const look = () => {
     const formulas = found();
@@ -55,7 +55,7 @@
     if (waiting.size && !window.katex) {
       add("link", { rel: "stylesheet", href: katexCss });
       try { add("script", { nonce, textContent: readNow(address) }); }
-      catch { return; } // the server is away: formulas are printed as TeX
+      catch { return; } // offline: formulas are printed as TeX
     }
     typeset(Infinity);
   });
@@ -74,7 +74,7 @@
   };
   const copy = async (button, content) => {
     try { await navigator.clipboard.writeText(content); }
-    catch { // no clipboard on an address without encryption: the old way
+    catch { // without HTTPS, there is no clipboard API
       const area = Object.assign(document.createElement("textarea"), { value: content });
       document.body.append(area);
       area.select();
@@ -83,11 +83,11 @@
     }
     copied(button);
   };
-  // As other programs paste it: no buttons, formulas as MathML.
+  // For pasting elsewhere: no buttons, formulas as MathML.
   const richText = (answer) => {
     const whole = answer.cloneNode(true);
     for (const label of whole.querySelectorAll(".code-label, .katex-html")) label.remove();
-    for (const heading of whole.querySelectorAll("h3, h4, h5, h6")) { // on the page they are below the message's own
+    for (const heading of whole.querySelectorAll("h3, h4, h5, h6")) { // undo the page's heading levels
       const own = document.createElement(`h${heading.tagName[1] - 2}`);
       own.append(...heading.childNodes);
       heading.replaceWith(own);
@@ -101,13 +101,13 @@
     try {
       const answer = await fetch(address);
       if (answer.ok) return await answer.text();
-    } catch { /* the server is away: the text is on the page */ }
+    } catch { /* offline: use the text on the page */ }
     return shown.innerText;
   };
   const copyMessage = async (button) => {
     const shown = button.closest("article")?.querySelector(".answer, .bubble") ?? button.parentElement;
     const plain = source(button.dataset.copy, shown);
-    try { // Safari wants the promise, not what comes of it
+    try { // Safari requires a promise
       const item = { "text/plain": plain.then((found) => new Blob([found], { type: "text/plain" })) };
       if (shown.matches(".answer")) item["text/html"] = richText(shown);
       await navigator.clipboard.write([new ClipboardItem(item)]);
@@ -120,7 +120,7 @@
     for (const formula of own.querySelectorAll("[data-tex]")) formula.textContent = formula.dataset.tex;
     return cell(own.textContent.trim());
   }).join(",")).join("\n");
-  // The frame has no origin, so it is known by its window.
+  // The frame has no origin; identify it by its window.
   const diagram = (text) => {
     const frame = frameOf("diagram");
     const dark = getComputedStyle(document.documentElement).colorScheme === "dark"

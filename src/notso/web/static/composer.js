@@ -1,20 +1,20 @@
-// The input: Enter sends (Shift+Enter is a new line, an input method or a touch keyboard keeps its Enter), the question
-// is shown before the server has it, and comes back when the server does not take it. A draft survives a reload, that of
-// an edited message too; each tab keeps its own, until the server has taken it.
+// The input. Enter sends, except with Shift, input methods and touch keyboards. A question is shown at once and restored
+// if the server rejects it. Each tab keeps its drafts, including edits of messages, over a reload until the server has
+// accepted them.
 {
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
   const problem = document.getElementById("composer-problem");
   let [pending, sent, drafts, held, greeting, waiting] = [null, "", null, null, null, ""];
-  try { drafts = sessionStorage; } catch { /* a browser that keeps nothing */ }
+  try { drafts = sessionStorage; } catch { /* no storage */ }
   let draft = `draft ${location.pathname}`;
   const remember = (name, value) => {
-    try { value ? drafts?.setItem(name, value) : drafts?.removeItem(name); } catch { /* no room: it stays on the page */ }
+    try { value ? drafts?.setItem(name, value) : drafts?.removeItem(name); } catch { /* full: it stays on the page */ }
   };
-  const both = () => [sent, text.value].filter(Boolean).join("\n\n"); // until the server has what was sent
+  const both = () => [sent, text.value].filter(Boolean).join("\n\n"); // until the server accepts
   const keep = () => remember(draft, both());
   text.value ||= drafts?.getItem(draft) ?? "";
-  // What a script writes is undone by Ctrl+Z like what was typed; `detail` replaces the text from `from` to `to`.
+  // Replace the text from `from` to `to` so that Ctrl+Z can undo it, like typed text.
   text.addEventListener("write", ({ detail: { value, from = 0, to = from } }) => {
     text.focus();
     text.setSelectionRange(from, to);
@@ -24,7 +24,7 @@
       text.dispatchEvent(new Event("input", { bubbles: true }));
     }
   });
-  const giveBack = () => { // with what waits behind it: its order stays
+  const giveBack = () => { // with queued messages, in order
     text.value = [sent, ...queued(), text.value].filter(Boolean).join("\n\n");
     sent = "";
     queue.replaceChildren();
@@ -33,18 +33,18 @@
   };
   text.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return;
-    if (event.isComposing || event.keyCode === 229) return; // Safari ends a composition before its Enter
+    if (event.isComposing || event.keyCode === 229) return; // Safari ends composition before Enter
     if (document.documentElement.dataset.enter === "off" || matchMedia("(pointer: coarse)").matches) return;
     event.preventDefault();
     if (form.querySelector("[data-stop]")) enqueue();
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
-  // Fitting the field to a very long text costs a layout of all of it per key.
+  // Sizing the field to very long text is slow, because each key lays it all out.
   const LONG = 5000;
   const measure = () => { text.classList.toggle("long", text.value.length > LONG); };
   text.addEventListener("input", () => { measure(); keep(); });
   measure();
-  // Messages that wait for the end of an answer: seen, removable, kept over a reload, given back when it is stopped.
+  // Messages queued until an answer ends; they survive a reload and return to the input if it is stopped.
   const queue = document.getElementById("queued");
   const line = `queue ${location.pathname}`;
   const queued = () => [...queue.querySelectorAll(".what")].map((item) => item.textContent);
@@ -80,7 +80,7 @@
     const last = [...document.querySelectorAll("article.assistant")].at(-1);
     if (last?.ariaBusy === "true") return; // its end is not shown yet
     const state = last?.dataset.state;
-    if (state !== "done") { // stopped or failed: the writer decides
+    if (state !== "done") { // stopped or failed: the user decides
       text.value = [...queued(), text.value].filter(Boolean).join("\n\n");
       queue.replaceChildren();
     } else {
@@ -93,9 +93,9 @@
     keep();
   };
   let waited = [];
-  try { waited = JSON.parse(drafts?.getItem(line)) ?? []; } catch { /* not ours */ }
+  try { waited = JSON.parse(drafts?.getItem(line)) ?? []; } catch { /* invalid */ }
   const atHit = () => /[?&]at=/.test(location.search);
-  if (atHit() && waited.length) { // a hit of the search, perhaps in another branch: the writer decides
+  if (atHit() && waited.length) { // a search hit may be in another branch: the user decides
     text.value = [...waited, text.value].filter(Boolean).join("\n\n");
     keepQueue();
     keep();
@@ -104,14 +104,14 @@
   document.addEventListener("htmx:after:swap", () => setTimeout(advance));
   addEventListener("load", () => setTimeout(advance));
   form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); }); // a file is a message
-  document.addEventListener("click", (event) => { // how a question may begin, before what is typed already
+  document.addEventListener("click", (event) => { // insert a prompt template before typed text
     const { start } = event.target.closest("[data-start]")?.dataset ?? {};
     if (!start) return;
     event.preventDefault();
     text.dispatchEvent(new CustomEvent("write", { detail: { value: start } }));
   });
   form.addEventListener("formdata", ({ formData }) => {
-    formData.set("text", text.value.replace(/^\/\//, "/")); // two slashes: no command, but a text that begins with one
+    formData.set("text", text.value.replace(/^\/\//, "/")); // two slashes stand for one, not for a command
   });
   form.addEventListener("htmx:before:request", (event) => {
     if (event.detail.ctx.sourceElement !== form) return;
@@ -126,17 +126,17 @@
     waiting = "";
     keep();
   });
-  const comeBack = () => { // a first message that was not taken: the page is as it was
+  const comeBack = () => { // the first message was rejected: restore the page
     if (greeting && !document.querySelector("#turns > article")) document.getElementById("turns").prepend(greeting);
     greeting = null;
   };
   form.addEventListener("htmx:after:request", (event) => {
     const { sourceElement, response } = event.detail.ctx;
     if (sourceElement !== form) return;
-    const taken = response.status === 200 || response.status === 204; // 204: a new chat, whose page comes
-    if (response.status !== 204) pending.remove(); // the answer is put in its place before the next paint
+    const taken = response.status === 200 || response.status === 204; // 204: redirect to a new chat
+    if (response.status !== 204) pending.remove(); // replaced before the next paint
     if (taken) document.getElementById("attachments").replaceChildren();
-    if (response.status === 204) { // what is typed until the new chat's page is there is typed into that chat
+    if (response.status === 204) { // text typed before the new page loads belongs to that chat
       remember(draft, "");
       draft = `draft ${response.headers.get("HX-Redirect") ?? location.pathname}`;
     }
@@ -152,11 +152,11 @@
     problem.textContent = source === form ? form.dataset.offline : form.dataset.silent;
   });
   addEventListener("pagehide", () => { pending?.remove(); });
-  // What is written over a message is kept until it is sent or cancelled.
+  // Keep the text of an edited message until it is sent or canceled.
   const edited = () => document.getElementById("edit-text");
   const restore = () => { if (edited()) edited().value = drafts?.getItem(edited().form.action) ?? edited().value; };
   document.addEventListener("input", ({ target }) => { if (target === edited()) remember(target.form.action, target.value); });
-  document.addEventListener("click", ({ target, isTrusted }) => { // Escape leaves it as it is
+  document.addEventListener("click", ({ target, isTrusted }) => { // Escape keeps it
     if (isTrusted && target.closest(".edit [data-stop]")) remember(target.closest(".edit").action, "");
   });
   document.addEventListener("htmx:after:request", ({ detail: { ctx } }) => {
@@ -165,7 +165,7 @@
     if (ctx.sourceElement.matches(".edit") && ctx.response.status === 200) remember(ctx.sourceElement.action, "");
   });
   document.addEventListener("htmx:after:swap", restore);
-  // Focus that went with what was replaced comes to the input; not by touch, where that would call the keyboard.
+  // Move focus to the input if the focused element was replaced; not on touch screens, to keep the keyboard hidden.
   for (const kind of ["pointerdown", "focusin"]) {
     document.addEventListener(kind, ({ target }) => { held = kind === "focusin" ? target : null; });
   }

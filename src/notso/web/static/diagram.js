@@ -1,4 +1,4 @@
-// Draws a Mermaid diagram in its own sandboxed frame: the page sends the text, which scripts of another origin draw.
+// Draws a Mermaid diagram in a sandboxed frame of another origin. The page sends the source as a message.
 {
   const place = document.getElementById("diagram");
   addEventListener("message", async ({ data, source }) => {

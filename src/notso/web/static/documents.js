@@ -1,4 +1,4 @@
-// Chosen and dropped files are stored one after another; the list then shows what becomes of them.
+// Selected and dropped files are uploaded one at a time; the list then shows their states.
 {
   const BYTES = 16 * 1024 * 1024;
   const input = document.getElementById("upload");

@@ -1,4 +1,4 @@
-// A chosen export is sent in gzip unless it is packed already: what counts is its size on the way.
+// Compress the selected export with gzip unless it is compressed, because uploads are limited.
 document.addEventListener("change", async ({ target }) => {
   if (target.id !== "import" || !target.files[0]) return;
   const BYTES = 16 * 1024 * 1024, HEAD = 4;

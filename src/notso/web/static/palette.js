@@ -1,14 +1,14 @@
-// The palette of slash commands: it follows what is typed and where the arrow keys are, which takes a script. What the
-// commands are, and what each does to the page, stands in the palette's own elements.
+// Palette of slash commands, which follows the typed text and the arrow keys. The commands and their actions are
+// defined in the palette's elements.
 {
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
   const palette = document.getElementById("palette");
   const problem = document.getElementById("composer-problem");
   const options = [...palette.querySelectorAll("[role=option]")];
-  let [shown, at, closed, refused] = [[], 0, false, null]; // `refused`: no command, and sent as it is if sent again
-  const typed = () => /^\/([\w:-]*)(?:\s+(.*))?$/s.exec(text.value); // "//..." and "/usr/bin" are no commands
-  // As many letters from the beginning as possible, then as few strange ones.
+  let [shown, at, closed, refused] = [[], 0, false, null]; // `refused`: unknown command, sent as text next time
+  const typed = () => /^\/([\w:-]*)(?:\s+(.*))?$/s.exec(text.value); // not "//..." or "/usr/bin"
+  // Prefer the longest common prefix, then the fewest other letters.
   const distance = (a, b) => [...a].filter((letter) => !b.includes(letter)).length
     - 9 * [...a, ""].findIndex((letter, at) => letter !== b[at]);
   const choose = (index) => {
@@ -68,9 +68,9 @@
       problem.textContent = found.problem ?? "";
       if (found.name) document.getElementById("attachments").dispatchEvent(new CustomEvent("attach", { detail: found }));
       else if (!text.value) write(found.text?.replace(/^\//, "//") ?? `/${option.dataset.name} ${rest}`);
-      else if (found.text) write(`${text.value}\n\n${found.text}`); // typed meanwhile
+      else if (found.text) write(`${text.value}\n\n${found.text}`); // typed since
     },
-    carry: (option, _, rest) => { // a new chat's instructions: they go with its first question
+    carry: (option, _, rest) => { // a new chat's instructions, sent with its question
       const line = document.getElementById("carried");
       line.hidden = line.querySelector("input").disabled = false;
       line.querySelector("input").value = option.dataset.text;
@@ -89,11 +89,11 @@
     const [, name, argument = ""] = typed(), rest = argument.trim().replace(/^\//, "//");
     const said = argument.trim().toLowerCase(), fits = new RegExp(`^(?:${option.dataset.takes})?$`).test(said);
     const unknown = !option.dataset.name.startsWith(name.toLowerCase());
-    if (unknown && fits) return complete(option, " "); // offered, not run
+    if (unknown && fits) return complete(option, " "); // only suggested
     if (unknown) problem.textContent = palette.dataset.unknown.replace("{name}", name);
     if (unknown) return [refused, closed] = [text.value, true], draw();
     problem.textContent = option.dataset.refused ?? (fits ? "" : option.dataset.misused);
-    if (fits) write(""); // what does not fit stays to be mended
+    if (fits) write(""); // else keep it for correction
     if (!problem.textContent) acts[(!said && option.dataset.bare) || option.dataset.act](option, said, rest);
   };
   text.addEventListener("input", () => { [closed, refused] = [false, null]; draw(); });

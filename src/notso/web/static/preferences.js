@@ -1,20 +1,20 @@
-// Before the first paint: the look and the view chosen in this browser, so that a dark page never flashes light. A
-// server cannot do that for a choice the browser keeps.
+// Applies this browser's theme and view before the first paint, so that a dark page never flashes light. The server
+// does not know these preferences.
 {
   const root = document.documentElement;
   const standard = { theme: "system", rail: "on", enter: "on", follow: "on", statistics: "on", live: "on", whole: "off", keys: "on", notify: "off" };
   let kept = {};
-  try { kept = JSON.parse(localStorage.getItem("preferences")) ?? {}; } catch { /* a private window forgets */ }
+  try { kept = JSON.parse(localStorage.getItem("preferences")) ?? {}; } catch { /* no storage */ }
   Object.assign(root.dataset, standard, kept);
   const keep = (name, value) => {
     root.dataset[name] = kept[name] = value;
-    try { localStorage.setItem("preferences", JSON.stringify(kept)); } catch { /* it holds for this page */ }
+    try { localStorage.setItem("preferences", JSON.stringify(kept)); } catch { /* for this page only */ }
   };
   root.addEventListener("prefer", ({ detail }) => { for (const name in detail) keep(name, detail[name]); });
   document.addEventListener("DOMContentLoaded", () => {
     const bar = document.querySelector("[data-chosen]");
     const boxes = [...document.querySelectorAll("[name^=chat-]")];
-    const offer = () => { // what acts on the chosen ones needs some
+    const offer = () => { // disable actions without a selection
       for (const button of bar.querySelectorAll("[name=action]")) button.disabled = !boxes.some((box) => box.checked);
     };
     if (bar) {

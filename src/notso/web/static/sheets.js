@@ -1,8 +1,8 @@
-// Dialogs, tabs, the sidebar and lists with one Tab stop. All of it works by markup where the browser can; this adds the rest.
+// Dialogs, tabs, the sidebar, and lists with one Tab stop, as far as browsers do not support them in markup.
 {
   const root = document.documentElement;
   const opened = { "show-modal": "showModal", close: "close" };
-  // Browsers without invoker commands: the button's own words say what it does.
+  // For browsers without invoker commands, use the button's attributes.
   if (!("commandForElement" in HTMLButtonElement.prototype)) {
     document.addEventListener("click", ({ target }) => {
       const button = target.closest("[commandfor]");
@@ -10,7 +10,7 @@
     });
   }
 
-  // A citation opens its document beside the chat.
+  // Open a citation's document beside the chat.
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a.citation");
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -19,7 +19,7 @@
     htmx.ajax("GET", link.href, "#source-body").then(() => document.getElementById("quoted")?.focus());
   });
 
-  // The sidebar is collapsed in this browser, or on a phone opened and closed.
+  // Collapse the sidebar in this browser, or toggle it on a phone.
   document.addEventListener("click", ({ target }) => {
     if (!target.closest("[data-toggle-rail]")) return;
     if (matchMedia("(max-width: 48rem)").matches) return document.getElementById("sidebar").togglePopover();
@@ -29,12 +29,12 @@
     shown?.focus();
   });
 
-  // Settings are read whenever they are opened.
+  // Load settings whenever they are opened.
   const settings = document.getElementById("settings");
   const announce = () => { if (settings.open) settings.dispatchEvent(new Event("shown")); };
   if (settings) new MutationObserver(announce).observe(settings, { attributeFilter: ["open"] });
 
-  // Tabs: one Tab stop, arrows go from one to the next.
+  // Tabs have one Tab stop and use the arrow keys.
   const tabOf = (sheet, name) => sheet.querySelector(`#tab-${name}`);
   const choose = (sheet, name) => {
     if (!tabOf(sheet, name)) return;
@@ -63,7 +63,7 @@
     event.preventDefault();
   });
 
-  // A list is one Tab stop: up and down go through its rows, left and right through a row.
+  // A list has one Tab stop; the arrow keys move between rows and within a row.
   const rowsOf = (list) => [...list.querySelectorAll("li > a")];
   const rove = (list, current) => {
     for (const stop of list.querySelectorAll("li > a, .row-menu")) stop.tabIndex = stop === current ? 0 : -1;

@@ -1,4 +1,4 @@
-// Keys that press a control of the page. Which key presses what is read from the help sheet, where people read it too.
+// Keyboard shortcuts that activate a control. The help sheet defines the keys and their controls.
 {
   const rows = [...document.querySelectorAll("#help [data-press]")].filter((row) => row.dataset.press);
   const isMac = navigator.platform.startsWith("Mac");
@@ -14,7 +14,7 @@
   };
   document.addEventListener("keydown", (event) => {
     if (event.isComposing || event.keyCode === 229 || event.defaultPrevented || document.documentElement.dataset.keys === "off") return;
-    if (document.querySelector("dialog:modal")) return; // what is behind it cannot be seen
+    if (document.querySelector("dialog:modal")) return; // controls are hidden
     if (event.key === "Escape" && !event.shiftKey && document.querySelector(".menu:popover-open, #sidebar:popover-open")) return;
     const row = rows.find((each) => each.dataset.keys === nameOf(event) && fits(each.dataset.where, event.target));
     const near = event.target.closest("article")?.querySelector(row?.dataset.press || "none");
@@ -23,7 +23,7 @@
     event.preventDefault();
     control.matches("textarea") ? control.focus() : control.click();
   });
-  // Lists of links are walked with the arrow keys, beginning in the input above them.
+  // Move through lists of links with the arrow keys, starting in the input.
   document.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     const sheet = event.target.closest(".sheet:has([data-arrows])");
@@ -32,6 +32,6 @@
     stops[stops.indexOf(event.target) + step]?.focus();
     event.preventDefault();
   });
-  // A menu that was used goes away.
+  // Close a menu after use.
   document.addEventListener("submit", (event) => event.target.closest(".menu[popover]")?.hidePopover());
 }

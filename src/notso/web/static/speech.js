@@ -1,5 +1,5 @@
-// Reading aloud and dictation are the browser's own, and offered only where they work on this machine: other voices send
-// what they hear or say elsewhere.
+// Reading aloud and dictation by the browser, offered only if they work on this machine: other voices send text or
+// audio to a server.
 {
   const root = document.documentElement;
   const text = document.getElementById("text");
@@ -10,7 +10,7 @@
   const Recognition = window.SpeechRecognition ?? window.webkitSpeechRecognition;
   const asked = { langs: [navigator.language], processLocally: true };
   const hears = async () => {
-    try { root.toggleAttribute("data-hears", (await Recognition.available(asked)) === "available"); } catch { /* it cannot */ }
+    try { root.toggleAttribute("data-hears", (await Recognition.available(asked)) === "available"); } catch { /* no */ }
   };
   if (Recognition?.available) hears();
   let listening = null;

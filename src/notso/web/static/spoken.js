@@ -1,9 +1,9 @@
-// An answer is told to screen readers by sentence, while it is written. Code and formulas are told as they were typed.
+// Announces an answer to screen readers by sentence during generation; code and formulas as source.
 {
   const place = document.getElementById("spoken");
   const segmenter = new Intl.Segmenter(document.documentElement.lang, { granularity: "sentence" });
-  const KEPT = 20; // sentences: what was told long ago is in the answer itself
-  const told = new WeakMap(); // by article: how many blocks, and of the next one how many sentences
+  const KEPT = 20; // sentences; older ones are in the answer
+  const told = new WeakMap(); // article -> announced blocks, and sentences of the next
   const textOf = (block) => {
     const copy = block.cloneNode(true);
     for (const formula of copy.querySelectorAll("[data-tex]")) formula.textContent = formula.dataset.tex;

@@ -1,7 +1,7 @@
-// What htmx cannot know about a stream: that appending is not idempotent, that a broken one should say so, and that a
-// panel the reader has touched is the reader's.
+// Additions to htmx for streams: ignore repeated updates, report broken streams, and keep panels as the user
+// left them.
 {
-  // An update whose number is not above the last one shown would be appended twice. A snapshot replaces everything.
+  // Ignore an update that was already appended, by its number. A snapshot replaces everything.
   document.addEventListener("htmx:sse:before:message", (event) => {
     const { event: name, data, id } = event.detail.message;
     if (name) return;
@@ -10,7 +10,7 @@
     else article.dataset.seen = id;
   });
 
-  // The meter goes on from what was measured before the answer began.
+  // Add new tokens to the context usage measured before the answer.
   document.addEventListener("progress", ({ detail }) => {
     const count = document.querySelector(".gauge .count");
     const { tokens } = JSON.parse(detail?.data ?? "{}");
@@ -33,7 +33,7 @@
     note.onclick = () => focus();
   });
 
-  // What has ended is morphed, not replaced: typeset formulas stay, and what was wrapped or unfolded.
+  // Morph an ended answer to keep typeset formulas and wrapped or expanded code.
   document.addEventListener("htmx:config:request", ({ detail: { ctx } }) => {
     if (ctx.sourceElement.matches("[data-ended]")) ctx.sourceElement.closest("article").removeAttribute("hx-morph-skip");
   });
@@ -56,7 +56,7 @@
     },
   });
 
-  // Blocks that are complete move from the open tail to the closed ones instead of being made anew.
+  // Move complete blocks from the tail to the complete ones instead of recreating them.
   const CLOSING = /<hx-partial hx-target="#([\w-]+)-closed" hx-swap="beforeend">([\s\S]*?)<\/hx-partial>/g;
   const partial = (target, swap, html) => `<hx-partial hx-target="#${target}" hx-swap="${swap}">${html}</hx-partial>`;
   let named = [];
@@ -70,7 +70,7 @@
     if (!count) return whole;
     const morphs = open.slice(0, count).map((block, at) => {
       named.push(block.id = blocks[at].id = `${name}-${at}-moved`);
-      closed.moveBefore ? closed.moveBefore(block, null) : closed.append(block); // what is focused in it stays so
+      closed.moveBefore ? closed.moveBefore(block, null) : closed.append(block); // keeps focus
       return partial(block.id, "outerMorph", blocks[at].outerHTML);
     });
     const others = blocks.slice(count).map((block) => block.outerHTML).join("\n");
@@ -87,8 +87,8 @@
     named = [];
   });
 
-  // A selection survives what is swapped around it: text that is written to loses the ranges in it.
-  // Asking whether there is a selection makes the browser lay out the page, so each update must not ask.
+  // Restore the selection after a swap, because modified text loses its ranges.
+  // Querying the selection forces a layout, so do not query it at each update.
   let [held, selected] = [null, false];
   document.addEventListener("selectionchange", () => { selected = !getSelection().isCollapsed; });
   const hold = () => {
@@ -108,8 +108,8 @@
   document.addEventListener("htmx:before:swap", hold);
   document.addEventListener("htmx:after:swap", release);
 
-  // Thoughts are open while they come and fold when they end, unless touched: then they, and the cards of tools, stay as
-  // the reader left them.
+  // Reasoning is open during generation and closes when it ends. Panels that the user has touched, including tool
+  // calls, stay as they are.
   const wanted = new Map();
   const touch = (event) => {
     const panel = event.target.closest?.("[data-panel]");

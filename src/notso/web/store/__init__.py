@@ -1,1 +1,1 @@
-"""Where conversations live. No SQL exists outside this package."""
+"""Storage of chats, documents and API keys in SQLite or PostgreSQL. All SQL is in this package."""

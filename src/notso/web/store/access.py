@@ -1,7 +1,8 @@
-"""Protocol for API keys, quotas, usage and the audit log, separate from the conversations.
+"""Protocol for the store of API keys, quotas, usage and audit logs.
 
-Several processes use it at once (`notso keys` beside a server, or several servers), and damaged conversations do not
-lock users out. `tests/web/store/access_suite.py` tests every implementation.
+It is separate from the chats because several processes use it at once (`notso keys` while a server runs, or several
+servers), and so that a damaged chat database does not lock users out. There are two audit logs: one for operators'
+actions and one for all others. `tests/web/store/access_suite.py` tests all implementations.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from typing import Protocol
 from notso.web.values.quotas import Quota, Reservation, Wanted
 
 MAX_KEYS = 10_000
-RESERVED_SECONDS = 120.0  # reservations lapse unless renewed, in case a server is killed
-AUDIT_ENTRIES = 10_000  # of each of the two logs
+RESERVED_SECONDS = 120.0  # reservations expire unless renewed, in case a server is killed
+AUDIT_ENTRIES = 10_000  # per audit log
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key's record, without the key. Limits of 0 mean none."""
+    """Record of an API key, without the key itself. A limit of 0 means unlimited."""
 
     id: str
     name: str
     created_ms: int  # times are milliseconds since 1970, UTC
     requests_per_minute: int = 0
-    tokens_per_day: int = 0  # of prompts and answers
+    tokens_per_day: int = 0  # prompt and answer tokens
     is_operator: bool = False
     revoked_ms: int = 0  # 0 while the key is valid
     requests_per_day: int = 0
@@ -59,20 +60,20 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """An action, never any content."""
+    """An action in an audit log. It never includes content of chats."""
 
     at_ms: int
     owner: str
     action: str
     address: str = ""
     count: int = 1  # occurrences since the previous entry
-    by_operator: bool = False  # such entries go to a log of their own
+    by_operator: bool = False  # whether the entry belongs to the operators' log
 
 
 class AccessStore(Protocol):
     """Store of keys, usage and audit entries, safe for concurrent processes.
 
-    Writes are on disk when a method returns, and visible to every process. Methods raise StorageError.
+    Writes are on disk and visible to all processes when a method returns. Methods raise StorageError.
     """
 
     async def open(self) -> None: ...
@@ -80,13 +81,13 @@ class AccessStore(Protocol):
     async def close(self) -> None: ...
 
     async def add_key(self, key: ApiKey, digest: bytes) -> bool:
-        """Store a key by its SHA-256; False if the name is taken or MAX_KEYS reached."""
+        """Store a key under its SHA-256; return False if the name is taken or MAX_KEYS is reached."""
 
     async def keys(self) -> list[ApiKey]:
-        """Return all keys, revoked ones included, by name, newest first."""
+        """Return all keys, including revoked ones, sorted by name, then newest first."""
 
     async def key_of(self, digest: bytes) -> ApiKey | None:
-        """Return the key of a digest, revoked or not."""
+        """Return the key with this SHA-256, even if revoked."""
 
     async def key(self, key_id: str) -> ApiKey | None: ...
 
@@ -96,25 +97,25 @@ class AccessStore(Protocol):
         """Add usage and end reservations, in one transaction."""
 
     async def reserve(self, day: date, owner: str, quota: Quota, wanted: Sequence[Wanted]) -> list[Reservation] | Used:
-        """Reserve quota for RESERVED_SECONDS: each prompt and, if less is left, a shorter answer.
+        """Reserve quota for RESERVED_SECONDS, for each prompt and its answer; answers are shortened to what is left.
 
-        Used and reserved tokens never exceed the quota, across processes. If it is exhausted nothing is
-        reserved, and the usage is returned.
+        Used and reserved tokens never exceed the quota, even across processes. If the quota is exhausted, nothing is
+        reserved and the usage is returned.
         """
 
     async def remove_owner(self, owner: str) -> None:
-        """Delete an owner's key, usage, reservations and audit entries for good."""
+        """Permanently delete an owner's key, usage, reservations and audit entries."""
 
     async def renew(self, reservations: Collection[Reservation]) -> None:
-        """Extend reservations by RESERVED_SECONDS; lapsed ones stay lapsed."""
+        """Extend reservations by RESERVED_SECONDS, except expired ones."""
 
     async def usage(self, first: date, last: date) -> list[UsageRow]:
-        """Return usage of these days, newest first, then by owner."""
+        """Return the usage from `first` to `last`, sorted by day (newest first), then by owner."""
 
     async def used_on(self, day: date, owner: str) -> Used: ...
 
     async def add_audit(self, *entries: AuditEntry) -> None:
-        """Append entries, all or none. Full logs drop the oldest entry of the owner with most."""
+        """Append entries, all or none. A full log drops the oldest entry of the owner that has the most entries."""
 
     async def audit(self, limit: int) -> list[AuditEntry]:
-        """Return the newest entries, `limit` of each log, newest first."""
+        """Return the newest `limit` entries of each log, newest first."""

@@ -1,4 +1,4 @@
-"""Verified copy of conversations and keys from one database to another, SQLite or PostgreSQL."""
+"""Verified copy of chats and keys from one database to another, each SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Number of rows of a table and an order-independent digest (the sum of each row's SHA-256)."""
+    """Number of rows in a table, and their order-independent digest (the sum of the rows' SHA-256 digests)."""
 
     table: str
     rows: int
     digest: str
 
 
-# Not listed: columns that a database derives itself, such as search indexes and leases.
+# Columns that a database derives or maintains itself, such as search indexes and leases, are not copied.
 TABLES = (
     Table("chats", CHAT_COLUMNS, ("id",), CHAT_TRUTHS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),
@@ -79,7 +79,7 @@ TABLES = (
     ),
 )
 
-# In a data directory these are a file of their own, which may be missing.
+# In a data directory, these tables are in a separate file, which may not exist.
 ACCESS_TABLES = (
     Table(
         "keys",
@@ -104,10 +104,10 @@ ACCESS_TABLES = (
 
 
 def copy_everything(source: str, target: str) -> tuple[Copied, ...]:
-    """Copy a data directory or a postgresql:// database to an empty one, or nothing at all.
+    """Copy a data directory or postgresql:// database to an empty one, completely or not at all.
 
-    Rows are read back and compared before the commit. Raises SettingsError, and StorageError if a server uses
-    either of them, one is damaged or unreachable, or the target is not empty.
+    Rows are read back and compared before the commit. Raises SettingsError, or StorageError if either database is in
+    use by a server, damaged or unreachable, or if the target is not empty.
     """
     return asyncio.run(_copy(source, target))
 
@@ -127,7 +127,7 @@ async def _copy_access(source: str, target: str) -> tuple[Copied, ...]:
                 await each.open()
         if there is not None:
             if to_be is None:
-                # Created only now, so that a target without keys gets no file.
+                # Create the file only now, so that a target without keys has none.
                 to_be = SQLiteAccessStore(Path(target))
                 closing.push_async_callback(to_be.close)
             return await _copied(there, to_be, ACCESS_TABLES)
@@ -149,7 +149,7 @@ async def _copied(
             if isinstance(to_db, Database):
                 to_db.begin_much()
             copied = _copy_tables(tables, from_db, to_db)
-            # Two transactions: conversations are committed once the keys are ready.
+            # Chats and keys are two transactions. The chats are committed when the keys are ready to commit.
             if before_keeping is None:
                 return copied
             return (*copied, *asyncio.run_coroutine_threadsafe(before_keeping(), loop).result())
@@ -178,7 +178,7 @@ def _copy_tables(tables: tuple[Table, ...], from_db: Statements, to_db: Statemen
         copied.append(digest.copied)
     there = tuple(digest_of(to_db, table) for table in tables)
     if there != tuple(copied):
-        raise StorageError("the copy differs from the source: nothing was kept")
+        raise StorageError("the copy differs from the source and was discarded")
     return there
 
 
@@ -194,7 +194,7 @@ def _index(db: Database, table: Table, row: Any) -> None:
 def _refuse_rows(db: Statements, tables: tuple[Table, ...]) -> None:
     for table in tables:
         if db.execute(f"SELECT 1 AS one FROM {table.name} LIMIT 1").fetchone() is not None:
-            raise StorageError("the target is not empty: choose another one; nothing was changed")
+            raise StorageError("the target is not empty and was not changed; choose another one")
 
 
 def digest_of(db: Statements, table: Table) -> Copied:
@@ -225,7 +225,7 @@ class _Digest:
 def _pages(db: Statements, table: Table) -> Iterator[list[Any]]:
     names = ", ".join(dict.fromkeys((*table.columns, *table.key)))
     key, marks = ", ".join(table.key), ", ".join("?" * len(table.key))
-    # Keyset pagination: an OFFSET would read all earlier rows again.
+    # Keyset pagination, because an OFFSET would read all earlier rows again.
     where = ""
     last: list[Value] = []
     while True:
@@ -241,12 +241,12 @@ def _store_of(place: str, *, must_exist: bool = False) -> SQLStore:
     if is_postgres(place):
         return store_at(Path(), place)
     if must_exist and not (Path(place) / "notso.db").exists():
-        raise StorageError(f"there are no conversations in {place}")
+        raise StorageError(f"{place} contains no chats")
     return store_at(Path(place), None)
 
 
 def _access_of(place: str) -> SQLAccessStore | None:
     if is_postgres(place):
         return access_store_at(Path(), place)
-    # Opening would create the file: no keys have been added to this directory yet.
+    # Opening the store would create the file, which does not exist until a key is added.
     return SQLiteAccessStore(Path(place)) if SQLiteAccessStore.exists(Path(place)) else None

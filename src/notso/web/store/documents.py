@@ -1,4 +1,8 @@
-"""Protocol for libraries: documents, their text, and search in it."""
+"""Protocol for document libraries: documents, their text, and full-text search.
+
+A reading is the KV cache of documents that were processed as the start of a prompt. It is pinned on disk and shared by
+all chats about these documents.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +15,34 @@ from notso.documents.values import Document
 
 DocumentState = Literal["queued", "parsing", "ready", "failed"]
 Rights = Literal["own", "add", "read"]
-"""`own`: everything. `add`: read and add documents."""
+"""`own`: all rights. `add`: read and add documents."""
 
 EVERYONE = ""
-"""Owner of the libraries that everyone can read."""
+"""Owner id of libraries that all users can read."""
 DEFAULT_LIBRARY = "Documents"
-"""Name of the library of an owner that is no project."""
+"""Name of each owner's library of documents outside of projects."""
 MAX_LIBRARIES_OF_OWNER = 500
 MAX_MEMBERS = 500
 MAX_DOCUMENTS_OF_OWNER = 10_000
 MAX_DOCUMENT_BYTES_OF_OWNER = 2 << 30
 MAX_HITS = 50
 PARSING_SECONDS = 600.0
-"""A document whose process has not finished parsing after this long is parsed by another one."""
+"""A document that a process has not parsed after this time is parsed by another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Named documents of an owner. Blocks of the KV cache that contain them start from `salt`.
-
-    In chats of a project, `instructions` follow the documents in the prompt, and `settings` take precedence over the
-    user's defaults. `rights` are those of the user for whom the library was read.
-    """
+    """A named collection of documents; a project if it has chats of its own."""
 
     id: str
     owner: str
     name: str
-    salt: str
+    salt: str  # initial value for the hashes of KV cache blocks of these documents
     created_ms: int
-    instructions: str = ""
+    instructions: str = ""  # inserted after the documents in prompts of a project
+    # Settings of a project's chats, which override the user's defaults.
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    rights: Rights = "own"
+    rights: Rights = "own"  # of the user who requested the library
 
     @property
     def is_project(self) -> bool:
@@ -50,31 +51,27 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Another user of a library, `member` as an owner of chats, and `name` as the library's owner entered it."""
+    """A user with whom a library is shared."""
 
-    member: str
-    name: str
+    member: str  # id as an owner of chats
+    name: str  # as entered by the library's owner
     rights: Literal["add", "read"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A document. `sha256` identifies its content within the library.
-
-    `reason` says why it `failed`. `note` is a remark on what was read. `reading_day` is the date in prompts that begin
-    with it, fixed so that what was computed of them stays valid.
-    """
+    """A document of a library, without its content."""
 
     id: str
     library_id: str
     name: str
-    sha256: str
+    sha256: str  # digest of the file, unique in the library
     size: int  # bytes
     created_ms: int
-    reading_day: str
+    reading_day: str  # date in prompts that start with the document, fixed so that their KV cache stays valid
     state: DocumentState = "queued"
-    reason: str = ""
-    note: str = ""
+    reason: str = ""  # why parsing failed
+    note: str = ""  # remark on the parsed text, for the user
     kind: str = ""
     pages: int = 0
     characters: int = 0
@@ -82,7 +79,7 @@ class StoredDocument:
 
 @dataclass(frozen=True, slots=True)
 class DocumentText:
-    """The text of a document and the offsets at which its pages begin."""
+    """Text of a document, start offsets of its pages, and its passages."""
 
     text: str
     pages: tuple[int, ...]
@@ -91,7 +88,7 @@ class DocumentText:
 
 @dataclass(frozen=True, slots=True)
 class PassageHit:
-    """A passage that a search found; `number` is its place among those of the document."""
+    """A passage found by search. `number` is its index in the document."""
 
     document: StoredDocument
     number: int
@@ -103,24 +100,21 @@ class PassageHit:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """What characters `at` to `to` of an answer quote: characters `start` to `end` of a document ('': of none).
+    """A quotation in an answer, with its position in the quoted document."""
 
-    `revision` names the text that was quoted, see `revision_of`; `page` counts from 1 (0: there is one page).
-    """
-
-    at: int
-    to: int
-    document: str = ""
-    revision: str = ""
-    start: int = 0
-    end: int = 0
-    page: int = 0
+    at: int  # start in the answer
+    to: int  # end in the answer
+    document: str = ""  # empty if the quotation is in no document
+    revision: str = ""  # identifies the text that was quoted, see revision_of
+    start: int = 0  # start in the document's text
+    end: int = 0  # end in the document's text
+    page: int = 0  # from 1; 0 if the document has one page
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StaleCache:
-    """What engines must forget as a document was deleted: a conversation of `owner`, or a reading of `scope`."""
+    """A cache to clear after a document was deleted: a conversation of `owner`, or a reading in `scope`."""
 
     number: int
     owner: str
@@ -130,57 +124,58 @@ class StaleCache:
 
 
 class DocumentStore(Protocol):
-    """Documents of libraries that an owner may read; others are treated as unknown. Methods raise StorageError.
+    """Store of libraries and documents, for the user `owner`. Methods raise StorageError.
 
-    An owner reads its own libraries, those of EVERYONE and those it is a member of, and changes its own. A member may
-    have the right to add documents. A bool result is False if the object does not exist or is not the owner's.
+    Users can read their own libraries, those of EVERYONE and those that they are members of; other libraries are
+    treated as unknown. Users can change only their own; a member may have the right to add documents. Methods that
+    return a bool return False if the object does not exist or belongs to another owner.
     """
 
     async def library(self, owner: str, name: str) -> Library:
-        """Return the owner's library of that name, which is created if it does not exist."""
+        """Return the owner's library with this name; create it if it does not exist."""
 
     async def new_library(self, owner: str, name: str) -> Library | None:
-        """Create a library; None if the owner has one of that name, or MAX_LIBRARIES_OF_OWNER."""
+        """Create a library; return None if the name is taken or MAX_LIBRARIES_OF_OWNER is reached."""
 
     async def libraries(self, owner: str) -> list[Library]:
         """Return all readable libraries, oldest first."""
 
     async def change_library(self, owner: str, library_id: str, **changes: Any) -> bool:
-        """Change name, instructions or settings; False also if the name is taken."""
+        """Change name, instructions or settings; return False also if the name is taken."""
 
     async def delete_library(self, owner: str, library_id: str) -> bool:
-        """Delete a library with its documents. Chats of the project stay, outside of it."""
+        """Delete a library and its documents. Its chats are kept, outside of any project."""
 
     async def members(self, owner: str, library_id: str) -> list[Member]:
-        """Return the members of an own library, by name."""
+        """Return the members of one of the owner's libraries, sorted by name."""
 
     async def set_member(self, owner: str, library_id: str, member: Member) -> bool:
-        """Add a member or change its rights; False also past MAX_MEMBERS."""
+        """Add a member or change their rights; return False also if MAX_MEMBERS is reached."""
 
     async def remove_member(self, owner: str, library_id: str, member: str) -> bool: ...
 
     async def move_chat(self, owner: str, chat_id: str, library_id: str) -> bool:
-        """Move a chat into a project, or out of all ('')."""
+        """Move a chat to a project, or out of its project ('')."""
 
     async def add(
         self, owner: str, library_id: str, name: str, content: bytes, *, document_id: str = ""
     ) -> StoredDocument:
-        """Store a document to be parsed, or return the one with the same content or id.
+        """Store a document for parsing, or return the existing one with the same content or id.
 
-        Raises StorageFullError past the owner's limits.
+        Raises StorageFullError if a limit of the owner is reached.
         """
 
     async def documents(self, owner: str, library_id: str | None = None) -> list[StoredDocument]:
-        """Return the documents of a library, or of all readable ones, oldest first."""
+        """Return the documents of a library, or of all readable libraries, oldest first."""
 
     async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
-        """Return the readable ones of these documents, oldest first."""
+        """Return those of the documents that are readable, oldest first."""
 
     async def content(self, owner: str, document_id: str) -> bytes:
-        """Return the file; nothing for an unknown document."""
+        """Return the original file; empty for an unknown document."""
 
     async def text(self, owner: str, document_id: str) -> DocumentText | None:
-        """Return the text of a document that is ready."""
+        """Return the text of a document, or None if it is not ready."""
 
     async def search(
         self,
@@ -191,32 +186,32 @@ class DocumentStore(Protocol):
         document_ids: Sequence[str] | None = None,
         library_id: str | None = None,
     ) -> list[PassageHit]:
-        """Rank the passages that contain words of the query by BM25, the best first.
+        """Return passages that contain words of the query, ranked by BM25.
 
-        Searches these documents, this library, or everything readable.
+        Searches the given documents or library, or else everything readable.
         """
 
     async def retry(self, owner: str, document_id: str) -> bool: ...
 
     async def delete(self, owner: str, document_id: str) -> bool:
-        """Delete a document with everything derived from it. What the engine must forget is kept for `stale`."""
+        """Delete a document and all derived data. Caches to clear are recorded for `stale`."""
 
     async def claim(self, now_ms: int) -> tuple[StoredDocument, bytes] | None:
-        """Take the oldest queued document for parsing."""
+        """Claim the oldest queued document for parsing."""
 
     async def requeue(self) -> None:
-        """Queue what was being parsed when this process, the only one, was killed."""
+        """Queue documents again whose parsing was cut short by a restart; not for shared stores."""
 
     async def finish(self, document_id: str, document: Document) -> bool:
-        """Store what was parsed; False if the document was deleted meanwhile."""
+        """Store the parsed document; return False if it was deleted in the meantime."""
 
     async def fail(self, document_id: str, reason: str) -> None: ...
 
     async def note_reading(self, scope: str, name: str, document_ids: Sequence[str]) -> None:
-        """Record which documents a pinned reading contains, so that it is forgotten with the first of them."""
+        """Record the documents of a reading, which becomes stale when one of them is deleted."""
 
     async def stale(self) -> list[StaleCache]:
-        """Return what this process's engines have not forgotten yet."""
+        """Return the caches that the engines of this process have to clear."""
 
     async def forgot(self, found: Sequence[StaleCache]) -> None:
-        """Record that the engines of this process have forgotten these."""
+        """Record that the engines of this process have cleared these caches."""

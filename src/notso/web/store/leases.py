@@ -1,4 +1,4 @@
-"""Heartbeats that renew this process's leases and interrupt turns of processes that are gone."""
+"""Heartbeats that renew the lease of this process and take over or interrupt turns of processes that have ended."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class RunningTurns(Protocol):
 
 
 class Leases:
-    """Sends heartbeats. `at_orphan` is called in this process for each turn it interrupts, `at_taken` for each that it
-    has to continue."""
+    """Sends heartbeats. Calls `at_orphan` for turns that this process interrupts, `at_taken` for those to continue."""
 
     def __init__(self, store: ChatStore, turns: RunningTurns) -> None:
         self.at_orphan: list[Callable[[Orphan], None]] = []
@@ -34,11 +33,11 @@ class Leases:
         self._store = store
         self._turns = turns
         self.failing = False  # whether the last heartbeat failed
-        self.leaving = False  # whether this process stops, and takes up no turn
+        self.leaving = False  # whether this process is stopping and must not take over turns
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start; a store of one process needs one heartbeat only."""
+        # A store that is not shared needs only one heartbeat, which handles turns from before a restart.
         if not self._store.is_shared:
             await self.beat()
         elif self._beating is None:
@@ -70,9 +69,9 @@ class Leases:
             logger.warning("leases are renewed again")
         self.failing = False
         for generation_id in found.lost:
-            # Another process declared the turn lost, and its chat may have continued.
+            # Another process has taken over or interrupted the turn, and its chat may have continued.
             self._turns.stop(generation_id, interrupted=True)
         for orphan in found.orphans:
             access_log.info("turn interrupted: the server that generated it stopped renewing its lease")
-            for tell in self.at_orphan:
-                tell(orphan)
+            for callback in self.at_orphan:
+                callback(orphan)

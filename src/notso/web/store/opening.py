@@ -1,4 +1,4 @@
-"""Choice of the database: the data directory's SQLite files, or PostgreSQL."""
+"""Selection of the database: SQLite files in the data directory, or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFacts:
-    """Facts about a PostgreSQL server. `loses`: a disabled setting, without which commits may be lost."""
+    """Facts about a PostgreSQL server. `loses`: a setting that is disabled, so that commits can be lost."""
 
     version: str
     connections: int
@@ -33,7 +33,10 @@ class DatabaseFacts:
 
 
 def store_at(directory: Path, database_url: str | None) -> SQLiteStore | PostgresStore:
-    """Return a store, not yet open. Raises SettingsError without the extra, StorageError for a bad address."""
+    """Return a store that is not open yet.
+
+    Raises SettingsError if the extra postgres is not installed, StorageError for an invalid address.
+    """
     if database_url is None:
         return SQLiteStore(directory)
     try:
@@ -46,7 +49,7 @@ def store_at(directory: Path, database_url: str | None) -> SQLiteStore | Postgre
 
 
 def in_store(directory: Path, database_url: str | None, work: Callable[[ChatStore], Coroutine[Any, Any, T]]) -> T:
-    """Run `work` with an open store, for commands, which have no event loop. Raises StorageError and SettingsError."""
+    """Run `work` with an open store in a new event loop, for CLI commands. Raises StorageError and SettingsError."""
 
     async def run() -> T:
         store = store_at(directory, database_url)
@@ -60,9 +63,9 @@ def in_store(directory: Path, database_url: str | None, work: Callable[[ChatStor
 
 
 def access_store_at(directory: Path, database_url: str | None, beside: ChatStore | None = None) -> SQLAccessStore:
-    """Return the store of keys, not yet open. Raises SettingsError and StorageError.
+    """Return a store of keys that is not open yet. Raises SettingsError and StorageError.
 
-    `beside` is the store of conversations, if in use.
+    beside: the store of chats in this process, if any.
     """
     if database_url is None:
         return SQLiteAccessStore(directory)
@@ -74,13 +77,13 @@ def access_store_at(directory: Path, database_url: str | None, beside: ChatStore
             f"the extra postgres is not installed: {install_line('postgres')}", setting="database_url"
         ) from error
     if isinstance(beside, PostgresStore):
-        # Shares the connections.
+        # The two stores share their connections.
         return beside.access()
     return PostgresAccessStore(Connections(database_url, ACCESS_THREADS, "keys"))
 
 
 def database_facts(database_url: str) -> DatabaseFacts:
-    """Query the server. Raises StorageError and SettingsError."""
+    """Query a PostgreSQL server. Raises StorageError and SettingsError."""
     if not is_postgres(database_url):
         raise SettingsError(NO_POSTGRES, setting="database_url")
     try:

@@ -1,4 +1,9 @@
-"""Values that the stores keep, and the ChatStore protocol."""
+"""Protocol for the store of chats, and the values that it stores.
+
+A chat is a tree of messages: each edited question or regenerated answer starts another branch. One branch at a time is
+shown ("chosen"). A turn is a question with its answer. A generation is one run of the engine on an answer; its id names
+the stream.
+"""
 
 from __future__ import annotations
 
@@ -22,43 +27,36 @@ Damage = Literal["", "unsound", "behind", "gone"]
 """`unsound`: the integrity check fails. `behind`: commits are missing. `gone`: the file is empty or missing."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
 MAX_MEMORIES, MAX_MEMORY_CHARACTERS = 50, 4_000
-"""Limits of an owner's memory: entries, and characters of all of them."""
+"""Limits of a user's memory: number of entries, and their total characters."""
 MOST_SHOWN = 1000
-"""Maximum messages of a chat that one page begins with."""
+"""Maximum number of messages on a chat page when it is opened."""
 FAILED = Sentence("conversations cannot be read or written at the moment", "storage_failed")
 DISK_FULL = Sentence("the disk is full: free some space; nothing was lost", "storage_disk_full")
 BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: back them up with pg_dump --format=custom"
-# An unfinished turn belongs to the process that computes it. A process that has not renewed its lease for
-# LEASE_SECONDS, by the clock of the database, is gone: the next heartbeat of another process interrupts its turns.
+# An unfinished turn belongs to the process that generates it. If a process does not renew its lease for LEASE_SECONDS
+# (by the clock of the database), the next heartbeat of another process takes over or interrupts its turns.
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One conversation. Times are milliseconds since 1970, UTC.
-
-    `settings` holds differences from the owner's defaults. `chosen_root` starts the branch last shown (None: the
-    newest). `unread`: not opened since its answer ended. `archived` chats are not listed. `temporary` chats are
-    not listed, searched or exported, and are deleted after a time without use. `source` identifies what an imported
-    chat was made of ('': not imported). `project` is the id of a library ('': none).
-    """
+    """A chat without its messages. Times are milliseconds since 1970, UTC."""
 
     id: str
     title: str
     thinking: bool
-    # The date in the prompt, fixed so that midnight does not invalidate cached prompts.
-    prompt_date: date
+    prompt_date: date  # date in the prompt, fixed so that midnight does not invalidate cached prompts
     created_ms: int
     updated_ms: int
     pinned: bool = False
-    settings: Mapping[str, SettingValue] = field(default_factory=dict)
-    chosen_root: str | None = None
-    unread: bool = False
-    archived: bool = False
-    temporary: bool = False
-    source: str = ""
-    project: str = ""
+    settings: Mapping[str, SettingValue] = field(default_factory=dict)  # only those that differ from the defaults
+    chosen_root: str | None = None  # first message of the shown branch; None: the newest
+    unread: bool = False  # whether an answer ended since the chat was last opened
+    archived: bool = False  # not in the sidebar
+    temporary: bool = False  # not listed, searched or exported; deleted after a period without use
+    source: str = ""  # identifies the original of an imported chat
+    project: str = ""  # id of a library
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +68,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class ChatBase:
-    """What chats of an owner start from: its settings, overridden by those of the project, and its memory."""
+    """Defaults of a user's chats."""
 
-    defaults: Mapping[str, SettingValue] = field(default_factory=dict)
+    defaults: Mapping[str, SettingValue] = field(default_factory=dict)  # the user's, overridden by the project's
     project: Library | None = None
     memories: tuple[str, ...] = ()
 
@@ -86,7 +84,7 @@ class SavedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Cost of an answer, in tokens and milliseconds; `first_token_ms` counts from the request."""
+    """Token counts and times of an answer. `first_token_ms` is measured from the request."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -101,32 +99,27 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A text file attached to a question, or a document of a library, whose text is not repeated here."""
+    """A text file or library document attached to a question."""
 
     name: str
-    text: str
-    document: str = ""  # id
+    text: str  # empty for documents
+    document: str = ""  # id of the document
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A tool call within an answer, and its result.
-
-    `arguments` is a JSON object. Calls of one `round` were generated together. `content_at` and `reasoning_at`
-    are the characters of answer and thoughts before the call; `round_end` the characters of the answer at the end
-    of the round. `waiting` is for permission; `interrupted` by a server stop.
-    """
+    """A tool call in an answer, and its result."""
 
     id: str
     name: str
-    arguments: str
-    state: ToolState
-    round: int = 0
+    arguments: str  # JSON object
+    state: ToolState  # `waiting`: for permission; `interrupted`: by a stop of the server
+    round: int = 0  # calls of a round were generated together
     result: str = ""
     duration_ms: float = 0.0
-    content_at: int = 0
-    reasoning_at: int = 0
-    round_end: int = 0
+    content_at: int = 0  # characters of the answer before the call
+    reasoning_at: int = 0  # characters of the reasoning before the call
+    round_end: int = 0  # characters of the answer at the end of the round
 
     @property
     def is_final(self) -> bool:
@@ -135,15 +128,7 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message of the tree; `chosen_child` is the version last shown after it.
-
-    Questions are always `done`; answers have a generation id that identifies the stream. A `summary` replaces all
-    messages above it in prompts. `note` explains a failure to the user. `dropped_messages` older ones did not fit
-    into the prompt. `renderer` is the version that made the HTML (0: none). `model` is the name of the model that
-    wrote an answer ('': unknown), and `rating` is its user's opinion of it. `citations` say where its quotations stand
-    in documents; the store keeps those that the documents confirm. `source` is the id within the import that
-    adds the message; it is not read back.
-    """
+    """A message of a chat. Questions are always `done`; answers have a generation id."""
 
     id: str
     chat_id: str
@@ -153,22 +138,22 @@ class StoredMessage:
     state: MessageState
     created_ms: int
     generation_id: str | None = None
-    note: str = ""
+    note: str = ""  # error message for the user
     numbers: Numbers = Numbers()
     answer_html: str = ""
     reasoning_html: str = ""
-    renderer: int = 0
+    renderer: int = 0  # version of the renderer that produced the HTML; 0: not rendered
     parent_id: str | None = None
-    kind: MessageKind = "turn"
-    chosen_child: str | None = None
+    kind: MessageKind = "turn"  # a `summary` replaces all messages above it in prompts
+    chosen_child: str | None = None  # the next message on the shown branch
     edited: bool = False
     attachments: tuple[Attachment, ...] = ()
-    dropped_messages: int = 0
+    dropped_messages: int = 0  # number of older messages that did not fit in the prompt
     tool_uses: tuple[ToolUse, ...] = ()
-    model: str = ""
+    model: str = ""  # name of the model that generated the answer, if known
     rating: Rating = 0
-    citations: tuple[Citation, ...] = ()
-    source: str = ""
+    citations: tuple[Citation, ...] = ()  # the store keeps only those that the documents confirm
+    source: str = ""  # id in an imported file; written only
 
     @property
     def active(self) -> bool:
@@ -177,74 +162,57 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRun:
-    """One engine request of an answer, so that it can be repeated.
+    """An engine request of an answer, recorded so that it can be repeated."""
 
-    It began with the first `content_at` and `reasoning_at` characters of answer and thoughts, and after `calls` tool
-    calls; `is_apart` if a call separates its text from the text before. `params` are fields of SamplingParams, with
-    the seed. `hurry`: its reasoning ends at once. `ids` are the tokens so far; at `closed_at` the engine ended the
-    reasoning. `origin` and `limit` are those of the engine's `started` event. At its end, `tokens` and
-    `reasoning_tokens` are counted and `finish` is the finish reason.
-    """
-
-    params: Mapping[str, Any]
-    content_at: int = 0
-    reasoning_at: int = 0
-    calls: int = 0
-    is_apart: bool = False
-    hurry: bool = False
-    origin: str = ""
-    limit: int = 0
-    ids: tuple[int, ...] = ()
-    closed_at: tuple[int, ...] = ()
-    tokens: int = 0
-    reasoning_tokens: int = 0
-    finish: str = ""
+    params: Mapping[str, Any]  # fields of SamplingParams, including the seed
+    content_at: int = 0  # characters of the answer before this run
+    reasoning_at: int = 0  # characters of the reasoning before this run
+    calls: int = 0  # tool calls before this run
+    is_apart: bool = False  # whether a tool call separates the text from the previous run's
+    hurry: bool = False  # whether the reasoning ended immediately
+    origin: str = ""  # from the engine's `started` event
+    limit: int = 0  # from the engine's `started` event
+    ids: tuple[int, ...] = ()  # tokens so far
+    closed_at: tuple[int, ...] = ()  # positions at which the engine ended the reasoning
+    tokens: int = 0  # set at the end of the run
+    reasoning_tokens: int = 0  # set at the end of the run
+    finish: str = ""  # finish reason, set at the end of the run
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTrace:
-    """How an answer was written: its engine requests in order, and what they were sent with besides the chat's
-    settings: the setting `model`, those `own` of this version (None: the chat's), whether `every` part of the documents
-    is asked, of which so many were answered (`parts`), and whether the reasoning ends at once (`hurry`). An answer
-    without requests has not begun.
+    """Record of how an answer was generated, with which another process can continue it."""
 
-    An answer left by a process that ended is taken up by another, unless MOST_TRIES processes have begun it with its
-    last token or part so far (`tries`). `resumes` counts how often it was taken up.
-    """
-
-    runs: tuple[AnswerRun, ...]
-    model: str | None = None
-    tries: int = 0
-    resumes: int = 0
-    own: Mapping[str, SettingValue] | None = None
-    every: bool = False
-    hurry: bool = False
-    parts: int = 0
+    runs: tuple[AnswerRun, ...]  # empty if generation has not begun
+    model: str | None = None  # the setting `model`
+    tries: int = 0  # processes that started or continued the answer since its last new token or part
+    resumes: int = 0  # how often another process has continued the answer
+    own: Mapping[str, SettingValue] | None = None  # settings of this version; None: the chat's
+    every: bool = False  # whether every part of the documents is asked separately
+    hurry: bool = False  # whether the reasoning ends immediately
+    parts: int = 0  # with `every`, the number of parts answered so far
 
 
 MOST_TRIES = 2
+"""An answer is not continued after this many tries without progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewTurn:
-    """A question and its empty answer.
-
-    `after` is the last message of the branch ('': empty chat, None: the chosen branch); the turn is refused if
-    that has continued. `instead_of` makes the question a sibling of another. An answer without `trace` is not taken up
-    by another process.
-    """
+    """A question and its empty answer, to be stored."""
 
     user_message: StoredMessage
     assistant_message: StoredMessage
     idempotency_key: str
-    instead_of: str | None = None
+    instead_of: str | None = None  # the question that this one is an edited version of
+    # Last message of the branch ('': empty chat; None: the chosen branch). If it has a reply, the turn is refused.
     after: str | None = None
-    trace: AnswerTrace | None = None
+    trace: AnswerTrace | None = None  # without it, another process cannot continue the answer
 
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """Another answer after the message `after`: a version, or a summary.
+    """Another version of an answer, or a summary, to be stored as a reply to the message `after`.
 
     A summary is refused if the branch has continued.
     """
@@ -257,7 +225,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True)
 class TurnAccepted:
-    """The turn is on disk. `repeated`: by an earlier request with this key."""
+    """The turn is stored. `repeated`: an earlier request with the same idempotency key stored it."""
 
     user_message: StoredMessage
     assistant_message: StoredMessage
@@ -266,15 +234,11 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnRefused:
-    """The chat has an unfinished answer (`running`), or the chat or message does not exist.
+    """The turn was not stored: the chat has an unfinished answer, or the chat, message or branch has changed."""
 
-    `held_here`: this process runs the answer, and only it may end it. `moved`: the branch has continued or is
-    gone.
-    """
-
-    running: StoredMessage | None
-    held_here: bool = True
-    moved: bool = False
+    running: StoredMessage | None  # the unfinished answer
+    held_here: bool = True  # whether this process is generating the answer; only that process may end it
+    moved: bool = False  # the branch has continued or was deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,21 +251,17 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Result of a heartbeat.
+    """Result of a heartbeat."""
 
-    `orphans` were interrupted by it and are reported only once. `taken` are this process's from now on, and reported
-    until it knows them: the result of a heartbeat that has taken some may be lost.
-    `lost`: generations of this process that another one interrupted or took because of late heartbeats.
-    """
-
-    orphans: tuple[Orphan, ...] = ()
+    orphans: tuple[Orphan, ...] = ()  # turns of ended processes that were interrupted; reported once
+    # Turns that this process must continue. They are reported until it knows them, because a result may be lost.
     taken: tuple[Orphan, ...] = ()
-    lost: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()  # own generations that others took over or interrupted after the lease expired
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A link to a chat, readable without a key down to one message. `id` is the SHA-256 of the link's secret."""
+    """A link with which anyone can read a chat up to `message_id`. `id` is the SHA-256 of the link's secret."""
 
     id: str
     owner: str
@@ -313,7 +273,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class ImportedBefore:
-    """A chat of an earlier import: the message made of each source, None if it was deleted since."""
+    """A chat from an earlier import, with the message id for each source (None: deleted)."""
 
     chat_id: str
     messages: Mapping[str, str | None]
@@ -321,9 +281,9 @@ class ImportedBefore:
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    r"""A match, marked by \\x02 and \\x03 in `snippet`; `message_id` is None for titles.
+    r"""A search result. In `snippet`, \\x02 and \\x03 enclose matches. `message_id` is None for titles.
 
-    `at_ms` is the time of the message, or of the chat's last use. `similar`: other words than those asked for match.
+    `at_ms`: time of the message, or of the chat's last use. `similar`: the match is for words that resemble the query.
     """
 
     chat_id: str
@@ -336,7 +296,7 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response of the Responses API, the conversation to continue, and its input items."""
+    """A response of the Responses API, with its input items and the conversation so far."""
 
     id: str
     previous_id: str | None
@@ -348,7 +308,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """All messages below one first message; edited first questions give a chat several."""
+    """The messages that start with one first message. A chat whose first question was edited has several."""
 
     owner: str
     first_message_id: str
@@ -356,7 +316,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class WholeChat:
-    """A chat with the messages of all branches, oldest first, in one snapshot."""
+    """A consistent snapshot of a chat with the messages of all branches, oldest first."""
 
     chat: Chat
     base: ChatBase
@@ -365,22 +325,19 @@ class WholeChat:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The end of a branch, oldest first, in one snapshot; `above` messages precede `line`.
-
-    `first_id` is the branch's first message (None: empty). `summarized`: `line` begins with a summary of them.
-    """
+    """A consistent snapshot of the end of a branch, oldest message first."""
 
     chat: Chat
     base: ChatBase
     line: tuple[StoredMessage, ...]
-    first_id: str | None
-    above: int = 0
-    summarized: bool = False
+    first_id: str | None  # first message of the branch; None: empty
+    above: int = 0  # number of messages before `line`
+    summarized: bool = False  # whether `line` starts with a summary of those
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A message on the shown branch, all its version ids, oldest first, and neighboring questions."""
+    """A message on the shown branch, with the ids of its versions (oldest first) and of the neighboring questions."""
 
     message: StoredMessage
     versions: tuple[str, ...]
@@ -402,7 +359,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class ShownChat:
-    """The end of a chat's shown branch, and the number of messages above."""
+    """The end of a chat's shown branch. `earlier` is the number of messages before it."""
 
     chat: Chat
     base: ChatBase
@@ -412,7 +369,7 @@ class ShownChat:
 
 @dataclass(frozen=True, slots=True)
 class ChatList:
-    """Some chats in list order, whether more follow, and the number of unread ones in all."""
+    """A page of the chat list, and the total number of unread chats."""
 
     chats: tuple[Chat, ...]
     has_more: bool
@@ -427,14 +384,14 @@ class ChatRow:
 
 
 ChatOrder = Literal["used", "-used", "title", "-title", "messages", "-messages", "size", "-size"]
-"""Sort key of a table of chats; a minus sign reverses it."""
+"""Sort key for the table of chats; a minus sign means descending."""
 
 
 class ChatStore(Protocol):
-    """Conversations by owner; foreign ids are treated as unknown.
+    """Store of chats by owner. Objects of other owners are treated as unknown.
 
-    Writes are committed to disk when a method returns. Methods raise StorageError. A bool result is False if the
-    object does not exist.
+    Writes are committed to disk when a method returns. Methods raise StorageError. Methods that return a bool return
+    False if the object does not exist.
     """
 
     records: ApiRecords
@@ -445,7 +402,7 @@ class ChatStore(Protocol):
 
     @property
     def read_only(self) -> bool:
-        """Whether the data is damaged: writes raise StorageDamagedError."""
+        """Whether writes raise StorageDamagedError because the data is damaged."""
 
     @property
     def is_shared(self) -> bool:
@@ -458,25 +415,25 @@ class ChatStore(Protocol):
     async def heartbeat(
         self, running: frozenset[str], known: frozenset[str] | None = None, *, is_leaving: bool = False
     ) -> Heartbeat:
-        """Renew this process's lease, and take or interrupt turns of dead processes.
+        """Renew this process's lease, and take over or interrupt turns of processes that have ended.
 
-        `running`: generations of this process. `known`: those and the ones that it is about to start, if it continues
-        turns that have a trace. One that `is_leaving` leaves turns of dead processes to others. Shared stores need it
-        every HEARTBEAT_SECONDS, others once.
+        running: generations of this process. known: the same and those about to start; None if this process does not
+        continue turns of others. is_leaving: the process is stopping and takes over no turns. Call this every
+        HEARTBEAT_SECONDS for shared stores, and once for others.
         """
 
     async def chats(self, owner: str) -> list[Chat]:
-        """Return all chats, pinned first, then by last use."""
+        """Return all chats, pinned ones first, then the most recently used."""
 
     async def chat_list(
         self, owner: str, limit: int, *, skip: int = 0, archived: bool = False, project: str = ""
     ) -> ChatList:
-        """Return a page of the list, or of a project's, including archived chats only with `archived`."""
+        """Return a page of the chat list, or of a project's chats. Archived chats are included on request."""
 
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
     ) -> tuple[list[ChatRow], bool]:
-        """Return a page of all listed chats whose title contains `title`, and whether more follow."""
+        """Return a page of the chats whose title contains `title`, and whether there are more."""
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 
@@ -485,25 +442,26 @@ class ChatStore(Protocol):
     async def branch(
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
-        """Return the branch ending in `last` (None: chosen, '': empty; unknown: an empty line).
+        """Return the branch that ends in message `last` (None: the chosen branch; '': an empty one).
 
-        With `most_characters` the line begins with the newest finished summary, or the message that exceeds
-        this many characters.
+        The line is empty for an unknown message. With `most_characters`, it starts at the newest finished summary, or
+        at the message with which it exceeds this length.
         """
 
     async def attachments_above(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
-        """Return the files of all messages above on the branch, oldest first."""
+        """Return the attachments of all earlier messages on the branch, oldest first."""
 
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
-        """Return the newest `limit` messages of the branch through `through`, rounded up to whole turns.
+        """Return the newest `limit` messages of the branch through message `through`, rounded up to whole turns.
 
-        Starts at `first` if that is further up, within MOST_SHOWN. The cost depends on what is shown only.
+        Starts at message `first` if that is earlier, with at most MOST_SHOWN messages. The cost depends only on the
+        number of messages returned.
         """
 
     async def shown_above(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
-        """Return `limit` messages above this one."""
+        """Return the `limit` messages before this one."""
 
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> Shown | None: ...
 
@@ -511,10 +469,9 @@ class ChatStore(Protocol):
         """Return the messages of all branches, oldest first (see tree.py)."""
 
     def message_pieces(self, owner: str, chat_id: str, *, shown: bool = False) -> AsyncIterator[list[StoredMessage]]:
-        """Yield the messages of all branches, or of the shown one, oldest first, in pieces of bounded size.
+        """Yield the messages of all branches, or of the shown one, oldest first, in chunks of limited size.
 
-        Each piece is read when it is asked for, so that no more than one of a large chat is in memory; what was
-        deleted meanwhile is missing.
+        Each chunk is loaded when it is requested, to save memory. Messages deleted in the meantime are missing.
         """
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None: ...
@@ -522,16 +479,16 @@ class ChatStore(Protocol):
     async def generation(self, owner: str, generation_id: str) -> StoredMessage | None: ...
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        """Find titles and messages with all words (the last may be a prefix): titles first, then the newest.
+        """Find titles and messages that contain all words (the last may be a prefix): titles first, then the newest.
 
-        If there are none, words that resemble those of the query are looked for.
+        If there are none, search for words that resemble those of the query.
         """
 
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
-        """Store a question and its empty answer, and `new_chat`, in one transaction."""
+        """Store a question with its empty answer, and a new chat if given, in one transaction."""
 
     async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
-        """Store an empty answer after an existing message, which is returned as the question."""
+        """Store an empty answer to an existing message, which is returned as the question."""
 
     async def resume_message(
         self,
@@ -543,26 +500,27 @@ class ChatStore(Protocol):
         through: str | None = None,
         trace: AnswerTrace | None = None,
     ) -> TurnAccepted | TurnRefused:
-        """Queue a finished answer for continuation under a new generation.
+        """Queue a finished answer for continuation with a new generation id.
 
-        Chooses the branch ending in `through` (None: one with the answer). `trace` replaces that of the text so far.
+        Makes the branch through message `through` the shown one (None: a branch with the answer). `trace` replaces the
+        trace of the existing text.
         """
 
     async def edit_message(
         self, owner: str, chat_id: str, message_id: str, content: str, *, through: str | None = None
     ) -> bool:
-        """Replace a finished answer's text, mark it as edited, and choose the branch."""
+        """Replace a finished answer's text, mark it as edited, and make its branch the shown one."""
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
         """Make this message's branch the shown one."""
 
     async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
-        """Delete a summary and attach what follows to its parent. Chooses the branch."""
+        """Delete a summary, attach its replies to its parent, and make the branch the shown one."""
 
     async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool: ...
 
     async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
-        """Return (owner, id) of temporary chats last used before then."""
+        """Return (owner, id) of the temporary chats that were last used before a time."""
 
     async def prompts(self, owner: str) -> list[SavedPrompt]: ...
 
@@ -573,56 +531,56 @@ class ChatStore(Protocol):
     async def memories(self, owner: str) -> list[Memory]: ...
 
     async def save_memory(self, owner: str, memory: Memory) -> bool:
-        """Add an entry or replace its text; False past MAX_MEMORIES or MAX_MEMORY_CHARACTERS."""
+        """Add or replace an entry; return False if MAX_MEMORIES or MAX_MEMORY_CHARACTERS would be exceeded."""
 
     async def delete_memory(self, owner: str, memory_id: str) -> bool: ...
 
     async def chat_base(self, owner: str, project: str = "") -> ChatBase:
-        """Return what new chats of the owner, or of a project, start from."""
+        """Return the defaults of the owner's chats, or of chats in a project."""
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
-        """Return the owner's settings that differ from the program's."""
+        """Return the owner's default settings, as far as they differ from the built-in ones."""
 
     async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None: ...
 
     async def trash_chat(self, owner: str, chat_id: str) -> str | None:
-        """Hide a chat, and return the id for `restore`."""
+        """Move a chat to the trash and return the id for `restore`."""
 
     async def trash_chats(self, owner: str, chat_ids: Sequence[str]) -> tuple[str | None, int]:
-        """Hide chats under one id for `restore`, and return it with the number of chats hidden."""
+        """Move chats to the trash, and return one id for `restore` and the number of chats moved."""
 
     async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
-        """Hide a chat's messages; `reset` also clears its settings."""
+        """Move a chat's messages to the trash; `reset` also resets its settings."""
 
     async def restore(self, owner: str, trash_id: str) -> list[str]:
-        """Restore, and return the ids of the chats: none if purged."""
+        """Restore from the trash and return the ids of the chats; none if they were purged."""
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
-        """Return the conversations that `purge` with these arguments deletes."""
+        """Return the conversations that `purge` with the same arguments would delete."""
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
-        """Delete what has been in the trash for `seconds` at `now` (monotonic); return the count."""
+        """Delete what has been in the trash for `seconds` at monotonic time `now`; return the number deleted."""
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
-        """Store a whole chat; parents precede their children."""
+        """Store a whole chat. Messages must follow their parents."""
 
     async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
-        """Store at least one whole chat, all or none.
+        """Store one or more whole chats, all or none.
 
-        Large imports are written in hidden pieces, between which others write; `purge` deletes incomplete
-        ones.
+        Large imports are written in several transactions, so that other writers need not wait, and hidden until they
+        are complete. `purge` deletes incomplete ones.
         """
 
     async def trash_message(self, owner: str, chat_id: str, message_id: str) -> str | None:
-        """Hide a message and all below it, and return the id for `restore`.
+        """Move a message and all messages below it to the trash and return the id for `restore`.
 
-        Returns None if it does not exist or an answer is unfinished.
+        Returns None if the message does not exist or one of the answers is unfinished.
         """
 
     async def rate_message(self, owner: str, chat_id: str, message_id: str, rating: Rating) -> bool: ...
 
     async def add_share(self, owner: str, share: Share) -> bool:
-        """Store a link to a chat of the owner, and delete the owner's expired ones."""
+        """Store a link to one of the owner's chats, and delete the owner's expired links."""
 
     async def shares(self, owner: str, chat_id: str, now_ms: int) -> list[Share]:
         """Return the valid links to a chat, newest first."""
@@ -630,40 +588,39 @@ class ChatStore(Protocol):
     async def delete_share(self, owner: str, chat_id: str, share_id: str) -> bool: ...
 
     async def shared(self, share_id: str, now_ms: int) -> Share | None:
-        """Return a valid link of any owner whose chat is not deleted."""
+        """Return a valid link, of any owner, to a chat that still exists."""
 
     async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
-        """Return the chats that were imported from these sources and still exist, by source."""
+        """Return the existing chats that were imported from these sources, by source."""
 
     async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:
-        """Add messages to existing chats; parents precede their children. Written in pieces."""
+        """Add messages to existing chats, in several transactions. Messages must follow their parents."""
 
     async def remove_owner(self, owner: str) -> None:
-        """Delete everything of an owner for good, in pieces between which others write.
+        """Permanently delete all data of an owner, in several transactions. Can be repeated after a failure.
 
-        What engines must forget is kept for `documents.stale`. It can be repeated after a failure.
+        Caches to clear are recorded for `documents.stale`.
         """
 
     async def backup(self, target: Path) -> None:
-        """Write a snapshot to a new file. Raises StorageError if shared."""
+        """Write a snapshot to a new file. Raises StorageError for shared stores."""
 
     async def trace(self, owner: str, message_id: str) -> AnswerTrace | None:
-        """Return how an answer was written; None if it is not known."""
+        """Return the trace of an answer, if stored."""
 
     async def save_message(
         self, assistant_message: StoredMessage, owner: str = "", trace: AnswerTrace | None = None
     ) -> None:
-        """Save an answer, and its trace if given, in the owner's turn ("": internal).
+        """Save an answer, and its trace if given. `owner` determines the place in the queue of writes.
 
-        Ignored if it was deleted or has another generation by now.
-
-        An answer interrupted by another process can still be completed by its own, but not continued.
+        Does nothing if the answer was deleted or has another generation id. An answer that another process interrupted
+        can still be saved by its own process if it is finished.
         """
 
     async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None: ...
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
-        """Save a response, keeping each owner's newest thousand."""
+        """Save a response. The newest thousand of each owner are kept."""
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None: ...
 

@@ -1,4 +1,4 @@
-"""Protocol for what the APIs keep besides conversations: uploaded files, batches, and answers by idempotency key."""
+"""Protocol for the store of API data: files, batches, unfinished responses, and answers by idempotency key."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 PART_BYTES = 256 * 1024
-"""Maximum size of a piece of a file in the database and in memory."""
+"""Size of the parts into which files are split in the database and in memory."""
 MAX_FILES = 1000
 MAX_FILE_BYTES_OF_OWNER = 256 * 1024 * 1024
 MAX_KEPT_ANSWERS = 1000
 MAX_KEPT_BYTES_OF_OWNER = 64 * 1024 * 1024
 KEPT_SECONDS = 24 * 3600.0
-"""Lifetime of answers by idempotency key."""
+"""Lifetime of answers stored by idempotency key."""
 LEASE_SECONDS = 60.0
-"""A batch whose process has not renewed it for this long is continued by another one."""
+"""A batch whose process has not renewed its lease for this long is continued by another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """An uploaded file, or the output of a batch. Times are milliseconds since 1970, UTC; `expires_ms` 0: never."""
+    """An uploaded file, or the output of a batch. Times are milliseconds since 1970, UTC."""
 
     id: str
     name: str
     purpose: str
     size: int  # bytes
     created_ms: int
-    expires_ms: int = 0
+    expires_ms: int = 0  # 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class StoredBatch:
     id: str
     owner: str
     created_ms: int
-    body: Mapping[str, Any]  # the object of the API
-    plan: Mapping[str, Any]  # what its execution needs and the API does not show
+    body: Mapping[str, Any]  # the batch object of the API
+    plan: Mapping[str, Any]  # internal data needed to run the batch
     is_open: bool = True
 
 
@@ -56,24 +56,22 @@ MOST_LEFT, MOST_LEFT_BEGUN = 6, 2
 
 @dataclass(frozen=True, slots=True)
 class OpenResponse:
-    """A response that has not ended and survives its process: its request, who sent it (as JSON), and its seed.
+    """An unfinished response, stored so that another process can continue it.
 
-    `headers` is JSON, as is `progress`, its tokens so far; `conversation` is that of X-Conversation-Id. `tries` counts
-    the processes that were killed with it before a further token. It is given up after MOST_LEFT of them, or after
-    MOST_LEFT_BEGUN if the engine had begun.
+    It is abandoned after MOST_LEFT tries without progress, or MOST_LEFT_BEGUN if it already has tokens.
     """
 
     id: str
     owner: str
-    body: str  # the request
-    caller: str  # its sender, as JSON
+    body: str  # the request body
+    caller: str  # the authenticated caller, as JSON
     seed: int
     created_ms: int
-    tries: int = 0
+    tries: int = 0  # number of processes that ended before generating a new token
     path: str = "/v1/responses"
-    headers: str = "{}"
-    conversation: str = ""
-    progress: str = ""
+    headers: str = "{}"  # JSON
+    conversation: str = ""  # value of X-Conversation-Id
+    progress: str = ""  # tokens so far, as JSON
 
     @property
     def is_given_up(self) -> bool:
@@ -81,10 +79,10 @@ class OpenResponse:
 
 
 class ApiRecords(Protocol):
-    """Records by owner; foreign ids are treated as unknown. Methods raise StorageError."""
+    """Store of API data by owner. Objects of other owners are treated as unknown. Methods raise StorageError."""
 
     async def add_file(self, owner: str, file: StoredFile, content: bytes) -> None:
-        """Store a file. Raises StorageFullError past MAX_FILES or MAX_FILE_BYTES_OF_OWNER."""
+        """Store a file. Raises StorageFullError if MAX_FILES or MAX_FILE_BYTES_OF_OWNER would be exceeded."""
 
     async def files(self, owner: str) -> list[StoredFile]:
         """Return all files, newest first."""
@@ -92,7 +90,7 @@ class ApiRecords(Protocol):
     async def file(self, owner: str, file_id: str) -> StoredFile | None: ...
 
     def content(self, owner: str, file_id: str) -> AsyncIterator[bytes]:
-        """Yield a file's parts in order; nothing for an unknown file."""
+        """Yield the parts of a file in order; none for an unknown file."""
 
     async def delete_file(self, owner: str, file_id: str) -> bool: ...
 
@@ -104,53 +102,57 @@ class ApiRecords(Protocol):
     async def batch(self, owner: str, batch_id: str) -> StoredBatch | None: ...
 
     async def claim_batch(self, holder: str, busy: Sequence[str], now_ms: int) -> StoredBatch | None:
-        """Lease the oldest open batch that no live process holds, of an owner not in `busy`."""
+        """Lease the oldest open batch without a valid lease whose owner is not in `busy`."""
 
     async def renew_batch(self, batch_id: str, holder: str, now_ms: int) -> StoredBatch | None:
-        """Renew the lease and return the batch; None if another process has it, or it has exited."""
+        """Renew the lease and return the batch, or None if another process holds the lease or the batch has ended."""
 
     async def change_batch(
         self, owner: str, batch_id: str, body: Mapping[str, Any], *, before: str, is_open: bool = True
     ) -> bool:
-        """Replace the body if the status is still `before`."""
+        """Replace the body if its status is still `before`."""
 
     async def add_line(self, batch_id: str, holder: str, file_id: str, number: int, content: bytes) -> bool:
-        """Append a line to an output file in the making; False if the process has lost its lease."""
+        """Append a line to an unfinished output file; return False if the process has lost its lease."""
 
     async def lines(self, *file_ids: str) -> set[int]:
-        """Return the numbers of the lines in these files."""
+        """Return the numbers of the lines written to these files."""
 
     async def finish_file(self, owner: str, file: StoredFile) -> StoredFile | None:
-        """Make the lines written for a file available under its id; None if there are none."""
+        """Make an output file available for download; return None if it has no lines."""
 
     async def add_open_response(self, response: OpenResponse, holder: str) -> None:
-        """Store a response that has begun, leased to `holder`."""
+        """Store an unfinished response, leased to `holder`."""
 
     async def open_response(self, owner: str, response_id: str) -> OpenResponse | None: ...
 
     async def open_stream(self, owner: str, conversation: str) -> OpenResponse | None:
-        """Return the latest response of a named conversation."""
+        """Return the latest unfinished response of a named conversation."""
 
     async def note_progress(
         self, response_id: str, holder: str, first: int, progress: str, *, is_further: bool
     ) -> None:
-        """Store the tokens of a response that the process still holds, from number `first`, with which earlier ones
-        were. `is_further`: they are more than it took up."""
+        """Store the tokens of a response starting with token `first`, if the process still holds its lease.
+
+        is_further: whether this is progress since the process took over the response.
+        """
 
     async def renew_open_responses(self, holder: str, now_ms: int) -> None:
-        """Renew the leases of a process."""
+        """Renew all leases of a process."""
 
     async def claim_open_response(self, holder: str, known: Sequence[str], now_ms: int) -> OpenResponse | None:
-        """Lease the oldest response that no live process holds, or that this one holds and does not know: the result
-        of a claim may be lost."""
+        """Lease the oldest response without a valid lease.
+
+        Returns a response already leased to this process if it is not `known`, because an earlier result may be lost.
+        """
 
     async def leave_open_responses(self, holder: str) -> None:
-        """End the leases of a process that stops, without counting it."""
+        """Release the leases of a process that is stopping, without counting a try."""
 
     async def end_open_response(self, owner: str, response_id: str) -> None: ...
 
     async def keep_answer(self, owner: str, key: str, answer: KeptAnswer) -> None:
-        """Keep an answer for KEPT_SECONDS, and at most MAX_KEPT_ANSWERS and MAX_KEPT_BYTES_OF_OWNER, newest first."""
+        """Store an answer for KEPT_SECONDS. The owner's oldest answers beyond the limits are deleted."""
 
     async def kept_answer(self, owner: str, key: str, now_ms: int) -> KeptAnswer | None: ...
 

@@ -1,4 +1,4 @@
-"""Message tree: the shown branch and the versions of each message."""
+"""Tree of a chat's messages: the shown branch, and the versions of each message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N = TypeVar("N", bound=Node)
 
 
 def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None) -> list[Shown]:
-    """Return the chosen, else newest branch, through a given message if any."""
+    """Return the branch through a message, or else the chosen or newest branch."""
     children = _children(messages)
     line = branch(messages, chosen_root, through)
     before, after = _previous_user_messages(line), reversed([*_previous_user_messages(reversed(line))])
@@ -34,11 +34,11 @@ def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, throu
 
 
 def end_of(path: list[Shown], limit: int, first: str | None = None) -> tuple[list[Shown], int]:
-    """Return the end of a branch (see ChatStore.shown_chat) and the number of messages above."""
+    """Return the end of a branch (see ChatStore.shown_chat) and the number of messages before it."""
     newest = path[-MOST_SHOWN:]
     wanted = next((len(newest) - at for at, each in enumerate(newest) if each.message.id == first), 0)
     begin = max(0, len(path) - max(limit, wanted))
-    # Extend to the question that begins the turn.
+    # Start with the question of the turn.
     while begin and path[begin].message.role != "user":
         begin -= 1
     return path[begin:], begin
@@ -52,7 +52,7 @@ def _previous_user_messages(line: Iterable[StoredMessage]) -> Iterator[str | Non
 
 
 def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = None) -> list[N]:
-    """Return the shown branch from root to leaf. `nodes` are oldest first."""
+    """Return the shown branch from root to leaf. `nodes` must be in order of age, oldest first."""
     nodes = list(nodes)
     children = _children(nodes)
     wanted = _line_to(nodes, through)
@@ -76,7 +76,7 @@ def line_to(nodes: Iterable[N], node_id: str) -> list[N]:
 def _line_to(nodes: Sequence[N], node_id: str | None) -> set[str]:
     by_id = {node.id: node for node in nodes}
     line: set[str] = set()
-    # Ends at a cycle, which damaged data may contain.
+    # Stop at a cycle, which damaged data may contain.
     while node_id in by_id and node_id not in line:
         line.add(node_id)
         node_id = by_id[node_id].parent_id

@@ -1,4 +1,4 @@
-"""Built-in tools. They run in the server's process."""
+"""Built-in tools, which run in the server's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from notso.web.values.ids import new_id
 from notso.web.values.visible_text import visible_line
 
 MAX_HITS = 5
-LOOKED_AT = 40  # the current chat contains the words, too, and is left out
+LOOKED_AT = 40  # more than MAX_HITS, because hits in the current chat are skipped
 MAX_QUERY_CHARACTERS = 200
 
 
@@ -94,11 +94,11 @@ async def _read_attachment(arguments: Mapping[str, Any], surroundings: Surroundi
 
 
 def part_of(attachments: tuple[Attachment, ...], name: str, first_line: int) -> str:
-    """Return lines of the newest file of that name, from `first_line` (counted from 1). Raises ToolError."""
+    """Return lines of the newest attachment with this name, starting with `first_line` (from 1). Raises ToolError."""
     file = next((each for each in reversed(attachments) if each.name == name.strip()), None)
     if file is None:
         names = ", ".join(dict.fromkeys(each.name for each in attachments))
-        raise ToolError(f"there is no file of that name; available: {names}" if names else "this chat has no files")
+        raise ToolError(f"there is no file with that name; available: {names}" if names else "this chat has no files")
     lines = file.text.split("\n")
     if not 1 <= first_line <= len(lines):
         raise ToolError(f"first_line must be from 1 to {len(lines)}")
@@ -126,7 +126,7 @@ MAX_NAME_CHARACTERS = 64
 
 
 def spelt(zone: str, now: datetime) -> str:
-    """Return an aware time as a sentence, in `zone` or ('') in the local one. Raises ToolError for an unknown zone."""
+    """Return an aware time as a sentence, in `zone` or ('') the local zone. Raises ToolError for an unknown zone."""
     name = zone_named(zone) if zone.strip() else ""
     local = now.astimezone(ZoneInfo(name)) if name else now.astimezone()
     offset = local.strftime("%z")
@@ -135,20 +135,20 @@ def spelt(zone: str, now: datetime) -> str:
 
 
 def zone_named(text: str) -> str:
-    """Return a zone of the time zone database by its name or city. Raises ToolError."""
+    """Find a zone of the time zone database by its name or city. Raises ToolError."""
     wanted = text.strip().replace(" ", "_").lower()
     if len(wanted) <= MAX_NAME_CHARACTERS:
         if wanted in _zones():
             return _zones()[wanted]
         close = difflib.get_close_matches(wanted, _zones(), n=3, cutoff=0.7)
         if close:
-            raise ToolError(f"there is no zone {text!r}; near it: {', '.join(_zones()[name] for name in close)}")
+            raise ToolError(f"there is no zone {text!r}; similar names: {', '.join(_zones()[name] for name in close)}")
     raise ToolError("unknown time zone; use a name such as Europe/Paris, or a city")
 
 
 @cache
 def _zones() -> dict[str, str]:
-    # By lower-case name, and by city where that is unambiguous.
+    # Maps lower-case names, and names of cities if they are unambiguous.
     names = sorted(name for name in available_timezones() if not name.startswith(("posix", "right", "System")))
     cities: dict[str, list[str]] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Exact arithmetic over fractions, with bounds on everything that can grow.
+"""Exact arithmetic with fractions, with limits on everything that can grow. The grammar of expressions:
 
 sum     = product (('+' | '-') product)*
 product = signed (('*' | '/' | '//' | '%') signed)*
@@ -23,11 +23,11 @@ from notso.web.values.errors import ToolError
 
 MAX_CHARACTERS = 1_000
 MAX_DEPTH = 60
-MAX_BITS = 8_192  # of a numerator or denominator: about 2,466 digits
+MAX_BITS = 8_192  # of a numerator or denominator (about 2,466 digits)
 MAX_FACTORIAL = 500
-MAX_DECIMALS = 40  # longer fractions are rounded
-ROUNDED_DIGITS = 20
-INNER_DIGITS = 60  # of an irrational root
+MAX_DECIMALS = 40  # results with more decimal places are rounded
+ROUNDED_DIGITS = 20  # significant digits of a rounded result
+INNER_DIGITS = 60  # decimal places to which irrational roots are computed
 
 _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([a-z]+)|(\*\*|//|[-+*/%^(),]))")
 _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
@@ -36,14 +36,15 @@ _PI = Fraction("3.14159265358979323846264338327950288419716939937510582097494")
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    # `exact`: no root and no constant was rounded.
-
     value: Fraction
-    exact: bool = True
+    exact: bool = True  # False if it depends on a rounded root or constant
 
 
 def calculate(expression: str) -> str:
-    """Evaluate an expression to an integer, a finite decimal, or a rounded and marked one. Raises ToolError."""
+    """Return the value of an expression: an integer, a decimal, or a rounded decimal and "(rounded)".
+
+    Raises ToolError.
+    """
     if len(expression) > MAX_CHARACTERS:
         raise ToolError(f"the expression is longer than {MAX_CHARACTERS} characters")
     parser = _Parser(_tokens(expression.translate(_SAME).rstrip("=? \n\t")))
@@ -103,7 +104,7 @@ class _Parser:
     def _signed(self) -> _Number:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ToolError(f"it is nested deeper than {MAX_DEPTH}")
+            raise ToolError(f"the expression is nested more than {MAX_DEPTH} levels deep")
         sign = self._next("+", "-")
         number = self._signed() if sign else self._power()
         self._depth -= 1
@@ -176,7 +177,7 @@ def _raised(base: _Number, exponent: _Number) -> _Number:
     if base.value == 0 and power < 0:
         raise ToolError("division by zero")
     bits = max(base.value.numerator.bit_length(), base.value.denominator.bit_length())
-    if abs(base.value) != 1 and base.value != 0 and bits * abs(power) > 2 * MAX_BITS:  # before it is computed
+    if abs(base.value) != 1 and base.value != 0 and bits * abs(power) > 2 * MAX_BITS:  # checked before computing
         raise ToolError("the numbers become too large")
     if abs(base.value) == 1:
         power %= 2
@@ -257,7 +258,7 @@ def _written(number: _Number) -> str:
 
 
 def _decimals(denominator: int) -> int | None:
-    # None: infinite, or more than are shown.
+    # Returns the number of decimal places; None if it is infinite or more than MAX_DECIMALS.
     twos = fives = 0
     while denominator % 2 == 0:
         denominator //= 2

@@ -1,4 +1,4 @@
-"""A tool: its description for the model, and its function."""
+"""Definition of a tool: its description for the model, and the function to call."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class Surroundings:
     owner: str
     chat_id: str
     store: ChatStore
-    attachments: tuple[Attachment, ...] = ()  # of the current branch
-    ask: Ask | None = None  # puts a question to the user, if a page is open
+    attachments: tuple[Attachment, ...] = ()  # attachments of the current branch
+    ask: Ask | None = None  # requests input from the user, if a page is open
 
 
 CHANGED = "the tool has changed since it was offered; it was not run, and the next call requires approval again"
 Run = Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]
-"""Return the result for the model from checked arguments. Raises ToolError, whose message replaces the result."""
+"""Function that takes checked arguments and returns the result for the model, or raises ToolError with a message."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatTool:
     name: str
     description: str
-    parameters: Mapping[str, Any]  # JSON schema of its arguments
+    parameters: Mapping[str, Any]  # JSON schema of the arguments
     run: Run
-    origin: str = ""  # its server ('': built in)
+    origin: str = ""  # name of the server; empty for built-in tools
     seconds: float = field(default=10.0)  # timeout of a call
-    name_there: str = ""  # its name on its server, if different
-    always_asks: bool = False  # permission is for one call only
+    name_there: str = ""  # name on the server, if different
+    always_asks: bool = False  # whether each call requires permission
 
     @property
     def digest(self) -> str:
@@ -53,7 +53,7 @@ class ChatTool:
 
 
 def check_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Check arguments against the part of JSON schema that built-in tools use: names and types. Raises ToolError."""
+    """Check the names and types of arguments of a built-in tool. Raises ToolError."""
     properties: Mapping[str, Any] = parameters.get("properties", {})
     for name in parameters.get("required", ()):
         if name not in arguments:

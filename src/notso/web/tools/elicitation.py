@@ -1,6 +1,7 @@
-"""Questions of MCP servers to the user during a call (elicitation): message, fields, and reply.
+"""Requests of MCP servers for user input during a call (elicitation): message, form fields, and reply.
 
-Servers are not trusted: questions are bounded and shown as plain text, and patterns in their schemas are not matched.
+Servers are not trusted: requests are limited in size and shown as plain text, and regular expressions in their schemas
+are not evaluated.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from notso.web.values.visible_text import visible_line
 from notso.web.values.wording import words
 
 QUESTION_SECONDS = 300.0
-"""Time for the user to answer, during which the call's timeout is suspended."""
+"""Time for the user to reply, during which the timeout of the call is suspended."""
 
-MAX_QUESTIONS = 4  # during one call
-MAX_INPUTS = 24  # of one question; every checkbox counts
-MAX_CHOICES = 64  # of a single-choice field
+MAX_QUESTIONS = 4  # per call
+MAX_INPUTS = 24  # per question; each checkbox counts
+MAX_CHOICES = 64  # per single-choice field
 MAX_MESSAGE_CHARACTERS = 1_000
 MAX_LABEL_CHARACTERS = 200
 MAX_CHOICE_CHARACTERS = 200
 MAX_VALUE_CHARACTERS = 2_000
 MAX_NUMBER_CHARACTERS = 40
-LARGEST_BOUND = 1e15  # larger limits have no effect on typed text
+LARGEST_BOUND = 1e15  # larger bounds have no effect on typed text
 
 Kind = Literal["text", "email", "uri", "date", "date-time", "number", "integer", "boolean", "choice", "choices"]
 Value: TypeAlias = str | int | float | bool | list[str]
@@ -45,8 +46,8 @@ class Field:
     description: str = ""
     is_required: bool = False
     default: Any = None
-    choices: tuple[tuple[str, str], ...] = ()  # value and label of each
-    lowest: float | None = None  # bounds of a number, the length of a text, or the number of choices
+    choices: tuple[tuple[str, str], ...] = ()  # (value, label) pairs
+    lowest: float | None = None  # bounds of a number, of the length of text, or of the number of selected choices
     highest: float | None = None
 
 
@@ -60,7 +61,7 @@ class Elicitation:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Reply to a question. cancel: there was no answer, or the call ended."""
+    """Reply to a question. `cancel`: the user did not reply, or the call ended."""
 
     action: Literal["accept", "decline", "cancel"]
     values: Mapping[str, Value] = field(default_factory=dict, repr=False)
@@ -71,11 +72,11 @@ Ask: TypeAlias = Callable[[Elicitation], Awaitable[Reply]]
 
 
 def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicitation:
-    """Return a question from a message and its flat schema. Raises ToolError for what a form cannot ask."""
+    """Create a question from a message and a flat schema. Raises ToolError if a form cannot represent the schema."""
     properties = schema.get("properties", {})
     required = schema.get("required", [])
     if schema.get("type", "object") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
-        raise ToolError("requestedSchema must be of a flat object")
+        raise ToolError("requestedSchema must describe a flat object")
     if len(properties) > MAX_INPUTS or len(message) > MAX_MESSAGE_CHARACTERS:
         raise ToolError(f"at most {MAX_INPUTS} values and {MAX_MESSAGE_CHARACTERS:,} characters can be requested")
     fields = tuple(_field(name, each, name in required) for name, each in properties.items())
@@ -85,9 +86,9 @@ def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicita
 
 
 def values_of(question: Elicitation, form: Mapping[str, str]) -> dict[str, Value]:
-    """Return the form's values by the server's names, without empty ones.
+    """Return the values in the form, by the server's names, without empty ones.
 
-    In the form, `value-N` is the value of field N, or the number of its choice; `value-N-M` is present if choice M is
+    In the form, `value-N` is the value of field N, or the index of its choice; `value-N-M` is present if choice M is
     checked. Raises Problem (400).
     """
     values: dict[str, Value] = {}

@@ -1,7 +1,8 @@
-"""Reads a page of the web, asking before each address.
+"""Tool that fetches a web page. Each address requires the user's permission.
 
-Only public addresses are connected to, and the connection goes to the address that was checked, so that a name cannot
-point elsewhere in between. Redirects to another host are reported, not followed: they are asked about, too.
+Only public IP addresses are allowed. The connection uses the IP address that was checked, so that a second DNS lookup
+cannot return another one. Redirects to other hosts are reported to the model, not followed, because they require
+permission, too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
             async with asyncio.timeout(SECONDS):
                 location, text = await _get(url, await public_address(url.host, url.port or PORTS[url.scheme]))
         except TimeoutError:
-            raise ToolError(f"the page does not arrive within {SECONDS:g} s") from None
+            raise ToolError(f"the page was not received within {SECONDS:g} s") from None
         if not location:
             return text
         target = url.join(location)
@@ -52,15 +53,15 @@ async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
 
 
 def checked_url(text: str) -> httpx2.URL:
-    """Parse an address. Raises ToolError for one that is not http(s), has credentials, or names another port."""
+    """Parse an http(s) address. Raises ToolError, also for credentials and nonstandard ports."""
     try:
-        import httpx2  # a front end starts without it
+        import httpx2  # imported on use, because a front end starts without it
     except ModuleNotFoundError:
         raise ToolError("pages cannot be fetched: the package httpx2 is not installed here") from None
     try:
         url = httpx2.URL(text)
     except (httpx2.InvalidURL, ValueError):
-        raise ToolError("this is no valid address") from None
+        raise ToolError("this is not a valid address") from None
     if url.scheme not in PORTS or not url.host:
         raise ToolError("only http:// and https:// addresses can be fetched")
     if url.userinfo:
@@ -83,7 +84,7 @@ async def public_address(host: str, port: int) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is globally reachable; one that embeds an IPv4 address is as public as that."""
+    """Return whether an IP address, or the IPv4 address embedded in it, is globally reachable."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
@@ -121,9 +122,9 @@ async def _read(response: httpx2.Response) -> tuple[str, str]:
         raise ToolError(f"the server answers with status {response.status_code}")
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not kind.startswith(_TEXTS):
-        raise ToolError(f"this is no text but {kind or 'of an unknown type'}")
+        raise ToolError(f"the page is not text but {kind or 'of an unknown type'}")
     if response.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ToolError("the server sends a compressed page, which was not asked for")
+        raise ToolError("the server sent a compressed page, which was not requested")
     body = bytearray()
     async for piece in response.aiter_raw():
         body += piece

@@ -1,7 +1,7 @@
 """Configuration files of MCP servers, in the formats of Claude, VS Code, Codex and other programs.
 
-A file names its servers under `mcpServers` or one of the other keys in `_CONTAINERS`. What cannot be used is left out
-with a reason: an entry, a key of an entry. Only a file that cannot be read as a whole is an error.
+The servers are listed under `mcpServers` or one of the other keys in `_CONTAINERS`. Servers and settings that cannot be
+used are skipped and reported with a reason; only a file that cannot be read at all is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from notso.web.values.visible_text import visible_line
 
 
 class HttpHosts:
-    """Loopback, and the names, addresses and networks that the operator allows. Raises SettingsError for others."""
+    """Hosts that unencrypted connections are allowed to: loopback, and names, addresses and networks in the settings.
+
+    Raises SettingsError for invalid ones.
+    """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
         self._names: set[str] = set()
@@ -54,14 +57,15 @@ class HttpHosts:
 MAX_FILE_BYTES = 262_144
 MAX_SERVERS = 8
 MAX_NAME_CHARACTERS = 32
-"""Longest prefix of a server's tools."""
+"""Maximum length of a server's name, which is the prefix of its tools."""
 
 MAX_LABEL_CHARACTERS = 80
 MAX_NAMED = 12
-"""Names listed in one reason before the rest is counted."""
+"""Maximum number of names listed in a message; the rest is counted."""
 
 _CONTAINERS = ("mcpServers", "servers", "mcp_servers", "context_servers", "mcp", "mcp.servers", "amp.mcpServers")
-"""Keys of servers: Claude, Cursor, Cline and most others; VS Code; Codex; Zed; opencode and Crush; old VS Code; Amp."""
+"""Keys that contain servers, in this order: Claude, Cursor, Cline and most others; VS Code; Codex; Zed; opencode and
+Crush; old versions of VS Code; Amp."""
 
 _BESIDE = {"$schema", "inputs", "version", "schema", "schema_version"}
 """Top-level keys that are ignored silently."""
@@ -79,7 +83,7 @@ _ANY_KIND = {*_TYPES, "disabled", *_SWITCHES, "name", *_ALLOWED, *_DENIED}
 _OF_PROGRAMS = {"command", "args", *_ENVIRONMENTS, "cwd", "envFile"}
 _AT_ADDRESSES = {*_URLS, *_HEADERS, "requestInit", "bearer_token_env_var"}
 _SILENT = {"description", "source", "gallery", "iconPath", "icon", "$schema", "version"}
-"""Keys without an effect on how a server is reached or used."""
+"""Keys that have no effect on the connection to a server or its use."""
 
 _KNOWN = _ANY_KIND | _OF_PROGRAMS | _AT_ADDRESSES | _SILENT
 
@@ -98,7 +102,7 @@ Transport = Literal["stdio", "http", "sse", "http or sse"]
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """An unused part of a configuration or of a server's tools, and the reason; single visible lines."""
+    """A skipped part of a configuration, or an unusable tool, with the reason. Both are single lines for display."""
 
     name: str
     reason: str
@@ -106,19 +110,19 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class McpEntry:
-    """A server: a program with MCP on stdin and stdout, or a `url`."""
+    """An MCP server: a program that uses stdin and stdout, or a `url`."""
 
-    name: str  # prefix of its tools, of letters, digits, `_` and `-`
+    name: str  # prefix of the tools' names; letters, digits, `_` and `-`
     command: str = ""
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, repr=False)  # may contain secrets
     cwd: str | None = None
     url: str = field(default="", repr=False)  # may contain a secret
     headers: dict[str, str] = field(default_factory=dict, repr=False)
-    label: str = ""  # its name in the file, if different
+    label: str = ""  # name in the file, if different
     transport: Transport = "http or sse"  # protocol for `url`; "http or sse" tries both
-    allowed: frozenset[str] | None = None  # patterns of the tools that the file selects, with `*` and `?`; None for all
-    denied: frozenset[str] = frozenset()  # patterns as in `allowed`
+    allowed: frozenset[str] | None = None  # patterns of tools to use, with `*` and `?`; None: all tools
+    denied: frozenset[str] = frozenset()  # patterns of tools not to use
 
     @property
     def title(self) -> str:
@@ -139,11 +143,11 @@ class _Unusable(Exception):
 
 
 def read_mcp_config(path: Path, allowed_http: Iterable[str] = ()) -> McpConfig:
-    """Read a configuration file: JSON with comments and trailing commas, or TOML by its extension.
+    """Read a configuration file: TOML if it has that extension, or else JSON, with comments and trailing commas.
 
-    allowed_http: hosts and networks for unencrypted connections, besides loopback.
+    allowed_http: hosts and networks that unencrypted connections are allowed to, in addition to loopback.
 
-    Raises SettingsError if the file cannot be read or parsed, or has no servers.
+    Raises SettingsError if the file cannot be read or parsed, or contains no servers.
     """
     try:
         text = read_text(path, MAX_FILE_BYTES)
@@ -183,11 +187,11 @@ def _parsed(path: Path, text: str) -> Any:
     except tomllib.TOMLDecodeError as error:
         raise _error(f"{path.name} is not TOML: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise _error(f"{path.name} is not JSON: a value is nested too deep or too long") from error
+        raise _error(f"{path.name} is not JSON: a value is nested too deeply or too long") from error
 
 
 def _servers_in(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[LeftOut]]:
-    # Raises SettingsError if no key has servers.
+    # Raises SettingsError if no key contains servers.
     if not isinstance(content, dict):
         raise _error(f'{path.name} needs an object with a key "mcpServers"')
     notes = [_repeated(each) for each in repeated_keys(content)]
@@ -202,7 +206,7 @@ def _servers_in(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[L
         return list(content.items()), notes
     others = sorted(set(content) - used - _BESIDE)
     if not used and others:
-        raise _error(f'{path.name} has no servers: the key "mcpServers" is missing; there are: {_listed(others)}')
+        raise _error(f'{path.name} has no servers: the key "mcpServers" is missing; its keys are: {_listed(others)}')
     if not found:
         notes.append(LeftOut(path.name, "it names no servers"))
     if others:
@@ -219,7 +223,7 @@ def _rows(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any]], list
             (str(name or f"server-{at}"), each) for at, (name, each) in enumerate(zip(names, value, strict=True), 1)
         ], []
     if not isinstance(value, dict):
-        raise _error(f'{path.name}: "{key}" must be an object of servers')
+        raise _error(f'{path.name}: "{key}" must be an object that contains servers')
     if key == "mcp" and isinstance(value.get("servers"), dict) and not _is_entry(value["servers"]):
         rows, notes = _rows(path, "mcp.servers", value["servers"])
         others = sorted(set(value) - {"servers", "inputs"})
@@ -233,7 +237,7 @@ def _rows(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any]], list
 
 
 def _repeated(key: str) -> LeftOut:
-    return LeftOut(visible_line(key, MAX_LABEL_CHARACTERS), "named twice; the last one counts")
+    return LeftOut(visible_line(key, MAX_LABEL_CHARACTERS), "defined twice; the last definition is used")
 
 
 def _is_entry(value: Mapping[str, Any]) -> bool:
@@ -289,7 +293,7 @@ class _Reader:
             raise _Unusable("an object with a command or a url is needed")
         if _is_disabled(entry):
             raise _Unusable("disabled in the file")
-        self.notes += [f"{key} is named twice; the last one counts" for key in repeated_keys(entry)]
+        self.notes += [f"{key} is defined twice; the last value is used" for key in repeated_keys(entry)]
         unknown = set(entry) - _KNOWN
         entry = {key: value for key, value in entry.items() if value is not None}
         kind = self._kind(entry)
@@ -358,7 +362,7 @@ class _Reader:
         if env is None:
             return made
         if not isinstance(env, dict):
-            raise _Unusable("env must be an object of names and strings")
+            raise _Unusable("env must be an object that maps names to strings")
         for name, value in env.items():
             if value is None:
                 continue
@@ -394,7 +398,7 @@ class _Reader:
             raise _Unusable(f"type {kind} needs a url")
         url = self._text(entry[given], given).strip()
         if unused := [each for each in _URLS if each in entry and each != given]:
-            self.notes.append(f"ignored beside {given}: {_listed(unused)}")
+            self.notes.append(f"ignored because {given} is set: {_listed(unused)}")
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
@@ -417,34 +421,34 @@ class _Reader:
             variable = self._text(entry["bearer_token_env_var"], "bearer_token_env_var")
             made["Authorization"] = f"Bearer {_environ(variable)}"
         if given is not None and not isinstance(given, dict):
-            raise _Unusable("headers must be an object of names and strings")
+            raise _Unusable("headers must be an object that maps names to strings")
         for name, value in (given or {}).items():
             if value is None:
                 continue
             text = self._text(value, f"headers.{name}").strip()
             if not _HEADER.fullmatch(name) or not _HEADER_VALUE.fullmatch(text):
-                raise _Unusable(f"headers: {json.dumps(name)} is not a header of one line of ASCII")
+                raise _Unusable(f"headers: {json.dumps(name)} is not a valid header (one line of ASCII)")
             made[name] = text
         return made
 
     def _tools(self, entry: Mapping[str, Any], keys: Iterable[str]) -> frozenset[str] | None:
         given = self._first(entry, keys)
-        if isinstance(given, dict):  # names with switches
+        if isinstance(given, dict):  # names with a switch each
             given = [name for name, value in given.items() if _is_true(value)]
         if isinstance(given, list) and all(isinstance(each, str) for each in given):
             return frozenset(given)
         if given is not None:
-            raise _Unusable(f"{next(each for each in keys if each in entry)} must be a list of names of tools")
+            raise _Unusable(f"{next(each for each in keys if each in entry)} must be a list of tool names")
         return None
 
     def _first(self, entry: Mapping[str, Any], keys: Iterable[str]) -> Any:
         found = [each for each in keys if each in entry]
         if len(found) > 1:
-            self.notes.append(f"ignored beside {found[0]}: {_listed(found[1:])}")
+            self.notes.append(f"ignored because {found[0]} is set: {_listed(found[1:])}")
         return entry[found[0]] if found else None
 
     def _text(self, value: Any, place: str) -> str:
-        # Raises _Unusable, and _Unset for an unset variable.
+        # Raises _Unusable, or _Unset if a variable is not set.
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, int | float):
@@ -535,10 +539,9 @@ class _Object(dict[str, Any]):
 
 
 def read_commented_json(text: str) -> Any:
-    """Parse JSON with `//` and `/* */` comments and trailing commas.
+    """Parse JSON with `//` and `/* */` comments and trailing commas, in linear time.
 
-    Takes time proportional to the length. Raises json.JSONDecodeError, whose line and column are those of `text`, and
-    RecursionError for values nested too deep.
+    Raises json.JSONDecodeError with the line and column in `text`, or RecursionError if a value is nested too deeply.
     """
     plain = _COMMENTS.sub(lambda found: found[0] if found[0][0] == '"' else _NOT_LINE_END.sub(" ", found[0]), text)
     plain = _COMMAS.sub(lambda found: found[0] if found[0][0] == '"' else " ", plain)
@@ -546,7 +549,7 @@ def read_commented_json(text: str) -> Any:
 
 
 def repeated_keys(value: object) -> tuple[str, ...]:
-    """Return the duplicate keys of an object of `read_commented_json`; the last value counts."""
+    """Return the duplicate keys of an object from `read_commented_json`, which contains the last value of each."""
     return value.repeated if isinstance(value, _Object) else ()
 
 

@@ -1,4 +1,4 @@
-"""Prompts and text resources of MCP servers, which the chat page offers as slash commands."""
+"""Prompts and text resources of MCP servers, which are slash commands on the chat page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mcp.types import (
 from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import visible_line
 
-MAX_OFFERS = 60  # of one server and kind
+MAX_OFFERS = 60  # per server and kind
 MAX_PAGES = 10
 MAX_PROMPT_CHARACTERS = 20_000
 MAX_DESCRIPTION_CHARACTERS = 160
@@ -37,15 +37,15 @@ _TEXT_TYPES = re.compile(r"text/|application/(?:json|xml|yaml|toml|javascript|sq
 @dataclass(frozen=True, slots=True)
 class Offer:
     kind: Literal["prompt", "resource"]
-    command: str  # its slash command
-    usage: str  # the command's arguments
+    command: str  # name of the slash command
+    usage: str  # arguments of the command
     description: str
     name: str
-    fetch: Callable[[str], Awaitable[str]]  # return the text for typed arguments; raises ToolError
+    fetch: Callable[[str], Awaitable[str]]  # takes typed arguments and returns the text; raises ToolError
 
 
 async def listed(client: Client, kind: Literal["prompt", "resource"]) -> AsyncIterator[Any]:
-    """Yield the server's prompts or resources, at most MAX_OFFERS."""
+    """Yield at most MAX_OFFERS prompts or resources of a server."""
     count, cursor = 0, None
     for _ in range(MAX_PAGES):
         page = await (client.list_prompts if kind == "prompt" else client.list_resources)(cursor=cursor)
@@ -59,12 +59,12 @@ async def listed(client: Client, kind: Literal["prompt", "resource"]) -> AsyncIt
 
 
 def is_text(mime_type: str | None) -> bool:
-    """Whether a resource of this type may be text; without a type it may."""
+    """Return whether a resource of this type, or of an unknown type, may be text."""
     return mime_type is None or _TEXT_TYPES.match(mime_type.lower()) is not None
 
 
 def command_of(server: str, name: str, taken: Mapping[str, object]) -> str:
-    """Return `server:name` in the letters of commands, numbered if it is taken."""
+    """Return `server:name` in characters that commands allow, with a number if the name is taken."""
     start = f"{_UNFIT.sub('-', server.lower()).strip('-')}:{_UNFIT.sub('-', name.lower()).strip('-') or 'item'}"
     found, number = start[:MAX_COMMAND_CHARACTERS], 1
     while found in taken:
@@ -78,7 +78,7 @@ def described(title: str | None, description: str | None) -> str:
 
 
 def usage_of(prompt: Prompt) -> str:
-    """Return how a prompt's arguments are typed: text for a single one, else `name=...`."""
+    """Return the syntax of a prompt's arguments: plain text for a single argument, or else `name=...`."""
     rows = prompt.arguments or []
     names = [(visible_line(each.name, MAX_NAME_CHARACTERS), bool(each.required)) for each in rows]
     if len(names) == 1:
@@ -87,7 +87,7 @@ def usage_of(prompt: Prompt) -> str:
 
 
 def arguments_from(prompt: Prompt, typed: str) -> dict[str, str]:
-    """Read `name=value` and `name="a b"`; other text is the first argument that is missing. Raises ToolError."""
+    """Parse `name=value` and `name="a b"`; other text is the first argument not given by name. Raises ToolError."""
     rows, found = (prompt.arguments or [])[:MAX_ARGUMENTS], dict[str, str]()
     names = {each.name for each in rows}
 
@@ -115,7 +115,7 @@ def arguments_from(prompt: Prompt, typed: str) -> dict[str, str]:
 
 
 def text_of_prompt(result: GetPromptResult) -> str:
-    """Return a prompt's text: that of its messages, in order. Raises ToolError."""
+    """Return the text of a prompt's messages, in order. Raises ToolError."""
     parts = []
     for message in result.messages:
         content = message.content
@@ -132,7 +132,7 @@ def text_of_prompt(result: GetPromptResult) -> str:
 
 
 def text_of_resource(result: ReadResourceResult) -> str:
-    """Return a resource's text. Raises ToolError."""
+    """Return the text of a resource. Raises ToolError."""
     texts = [each.text for each in result.contents if isinstance(each, TextResourceContents)]
     if len(texts) < len(result.contents) or not texts:
         raise ToolError("the resource is not text")

@@ -1,12 +1,12 @@
-"""Transports to untrusted MCP servers, as child processes or at an address, with bounds on their messages.
+"""Transports for untrusted MCP servers, as child processes or at a URL, with limits on their messages.
 
-The library's work grows with a server's messages: it buffers lines of any length, validates each listed tool, and
-matches results against the server's patterns. Messages are therefore reduced before the library sees them.
+The `mcp` library does not limit its work: it buffers lines of any length, validates each listed tool, and matches
+results against regular expressions from the server. Messages are therefore reduced before they reach the library.
 
-At an address (streamable HTTP or SSE), the library manages the session and follows redirects only within the address's
-origin. Responses are bounded here before the library reads them. Over streamable HTTP, the server's own stream (GET) is
-not opened, because nothing in it is used. Over the older SSE transport it carries the responses, so each of its events
-is bounded.
+For servers at a URL (streamable HTTP or SSE), the library manages the session and follows redirects only within the
+URL's origin. This module limits responses before the library reads them. With streamable HTTP, the server's own stream
+(GET) is not opened, because nothing in it is used. With the older SSE transport, this stream carries the responses, so
+each of its events is limited.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from notso.web.tools.elicitation import QUESTION_SECONDS
 from notso.web.tools.mcp_config import LeftOut, McpEntry
 from notso.web.values.visible_text import visible_line
 
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # room for an image, which is then left out
-MAX_MESSAGE_ITEMS = 50_000  # commas and opening brackets; parsing so many blocks the event loop for 50 ms
-MAX_LISTED_TOOLS = 200  # on one page; the library validates each
-MAX_TOOL_NAME_CHARACTERS = 80  # of the reason why a tool is left out
-MAX_OPEN_REQUESTS = 16  # requests of the server, each of which is refused
-NICENESS = 10  # below the pages and the model
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # large enough for an image, which is then removed from the result
+MAX_MESSAGE_ITEMS = 50_000  # commas and opening brackets; parsing this many blocks the event loop for 50 ms
+MAX_LISTED_TOOLS = 200  # per page of a list, each of which the library validates
+MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
+MAX_OPEN_REQUESTS = 16  # unanswered requests from the server
+NICENESS = 10  # lower priority than the pages and the model
 READ_BYTES = 65_536
-PIECE_SECONDS = 0.005  # of parsing its messages; then
-REST = 19  # times as long a pause, which limits a server to a twentieth of the event loop
-WRITE_SECONDS = 10.0  # for a server to read a message
-LEAVE_SECONDS = 2.0  # to exit after the end of its input
-TERMINATE_SECONDS = 1.0  # and after SIGTERM
+PIECE_SECONDS = 0.005  # after this much time of parsing a server's messages,
+REST = 19  # pause for this many times as long, which limits a server to a twentieth of the event loop
+WRITE_SECONDS = 10.0  # time for a server to read a message
+LEAVE_SECONDS = 2.0  # time for a server to exit after the end of its input
+TERMINATE_SECONDS = 1.0  # time to exit after SIGTERM
 POLL_SECONDS = 0.02
 
 CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # part of each request since protocol 2026-07-28
@@ -61,16 +61,15 @@ Said = SessionMessage | Exception
 
 
 class McpProcess:
-    """Transport for `mcp.Client`: an asynchronous context manager during which the process runs.
+    """Transport for `mcp.Client`: an asynchronous context manager during which the server's process runs.
 
-    `ended` is set when its output ends, `fault` is the reason if it exceeded a bound, and `left_out` names unusable
-    tools. Its own children in its process group are ended with it. Raises OSError if it cannot be started.
+    Processes in the same process group end with it. Raises OSError if it cannot be started.
     """
 
     def __init__(self, entry: McpEntry) -> None:
-        self.fault = ""
-        self.ended = asyncio.Event()
-        self.left_out: list[LeftOut] = []
+        self.fault = ""  # the reason if the server exceeded a limit
+        self.ended = asyncio.Event()  # set at the end of the server's output
+        self.left_out: list[LeftOut] = []  # unusable tools
         self._entry = entry
         self._open_requests = 0
 
@@ -85,20 +84,20 @@ class McpProcess:
                 cwd=entry.cwd,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,  # not logged: it may quote requests
+                stderr=asyncio.subprocess.DEVNULL,  # not logged, because it may quote requests
                 start_new_session=True,
             )
         except PermissionError as error:
-            # With an unreadable directory in PATH, a missing program is reported as a permission error.
+            # If a directory in PATH is unreadable, a missing program is reported as a permission error.
             if os.sep in entry.command or shutil.which(entry.command, path=env.get("PATH")) is not None:
                 raise
             raise FileNotFoundError(error.errno, "no such program") from error
-        with contextlib.suppress(OSError):  # it may have exited already
+        with contextlib.suppress(OSError):  # the process may have exited already
             os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
         heard, said = anyio.create_memory_object_stream[Said](0)
         sent, to_send = anyio.create_memory_object_stream[SessionMessage](0)
         self._streams = (heard, said, sent, to_send)
-        self._tasks = [asyncio.create_task(self._listen(heard)), asyncio.create_task(self._tell(to_send, heard))]
+        self._tasks = [asyncio.create_task(self._receive(heard)), asyncio.create_task(self._send(to_send, heard))]
         for task in self._tasks:
             task.add_done_callback(lambda _: self.ended.set())
         return said, sent
@@ -114,10 +113,10 @@ class McpProcess:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._leave()
         finally:
-            self._signal(signal.SIGKILL)  # the rest of its group, even if the wait above was cancelled
+            self._signal(signal.SIGKILL)  # kill the rest of its group, even if the wait above was canceled
             self._process._transport.close()  # type: ignore[attr-defined]  # a detached child may keep the pipes open
 
-    async def _listen(self, heard: MemoryObjectSendStream[Said]) -> None:
+    async def _receive(self, heard: MemoryObjectSendStream[Said]) -> None:
         stdout = cast(asyncio.StreamReader, self._process.stdout)
         line, spent = bytearray(), 0.0
         with heard, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
@@ -146,7 +145,7 @@ class McpProcess:
         return not self.fault
 
     def _message(self, line: bytearray) -> JSONRPCMessage | None:
-        # None: invalid, a notification, or a request beyond the limit.
+        # Returns None for invalid messages, notifications, and requests beyond the limit.
         if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_MESSAGE_ITEMS:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts"
             return None
@@ -155,7 +154,7 @@ class McpProcess:
         except ValueError:
             return None
         if isinstance(message, JSONRPCNotification):
-            return None  # notifications of progress, logs and changes are ignored
+            return None  # progress, log and change notifications are ignored
         if isinstance(message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return None
@@ -164,7 +163,7 @@ class McpProcess:
             self.left_out += cut_down(message.result)
         return message
 
-    async def _tell(
+    async def _send(
         self, to_send: MemoryObjectReceiveStream[SessionMessage], heard: MemoryObjectSendStream[Said]
     ) -> None:
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
@@ -180,7 +179,7 @@ class McpProcess:
         except TimeoutError:
             self.fault = f"it did not read for {WRITE_SECONDS:g} s"
         except OSError:
-            pass  # it has exited
+            pass  # the process has exited
         finally:
             heard.close()  # so that pending requests fail
 
@@ -192,7 +191,7 @@ class McpProcess:
             await self._gone(TERMINATE_SECONDS)
 
     async def _gone(self, seconds: float) -> bool:
-        # `Process.wait` would also wait for the end of its pipes.
+        # `Process.wait` is not used because it would also wait for the pipes to close.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._process.returncode is None:
@@ -203,7 +202,7 @@ class McpProcess:
         return not self._signal(0)
 
     def _signal(self, number: int) -> bool:
-        # False if the group is empty.
+        # Returns False if the group is empty.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
             return True
@@ -211,7 +210,7 @@ class McpProcess:
 
 
 def declare_forms_only(message: JSONRPCMessage) -> None:
-    """Remove the capability of opening pages, which the library adds to that of asking the user."""
+    """Declare elicitation with forms only; the library also declares URLs."""
     params = message.params if isinstance(message, JSONRPCRequest) and message.params else {}
     for offered in (params.get("capabilities"), (params.get("_meta") or {}).get(CLIENT_CAPABILITIES)):
         if isinstance(offered, dict) and isinstance(offered.get("elicitation"), dict):
@@ -219,10 +218,10 @@ def declare_forms_only(message: JSONRPCMessage) -> None:
 
 
 def cut_down(result: dict[str, Any]) -> list[LeftOut]:
-    """Reduce listed tools to their used fields, and return those removed for an unusable name or schema.
+    """Reduce listed tools to the used fields, and return those removed because their name or schema is unusable.
 
-    The library rejects the whole list for one such tool, and would match results against `outputSchema`, whose patterns
-    can take unlimited time.
+    The library would reject the whole list because of one such tool, and match results against regular expressions in
+    `outputSchema`, which can take unlimited time.
     """
     tools = result.get("tools")
     if not isinstance(tools, list):
@@ -266,20 +265,20 @@ def _make_object_schema(schema: Any) -> str:
 
 
 CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0 + QUESTION_SECONDS  # between two parts of a response, during which the user may be asked
+READ_SECONDS = 60.0 + QUESTION_SECONDS  # between two parts of a response, including a request for user input
 MAX_REDIRECTS = 3
-MAX_SSE_EVENT_BYTES = 1024 * 1024  # the library's limit for SSE
+MAX_SSE_EVENT_BYTES = 1024 * 1024  # same as the library's limit
 SESSION_ID = "mcp-session-id"
 SESSION_LOST = "its session has expired"
 NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
-"""Statuses with which an SSE-only server rejects the first message, by the protocol."""
+"""Status codes with which, according to the protocol, an SSE-only server rejects the first message."""
 
 
 class McpAddress:
     """Transport for `mcp.Client`: an asynchronous context manager with a session.
 
-    `ended` is set when a new session is needed, with the reason in `fault`: the server forgot this one, or exceeded a
-    bound. `refused` is set if the server does not support streamable HTTP. `left_out` names unusable tools.
+    `ended` is set when a new session is needed, and `fault` is the reason: the session expired, or the server exceeded
+    a limit. `refused` is set if the server does not support streamable HTTP.
     """
 
     def __init__(self, entry: McpEntry, *, sse: bool = False) -> None:
@@ -295,7 +294,7 @@ class McpAddress:
     async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Said], MemoryObjectSendStream[SessionMessage]]:
         client = httpx2.AsyncClient(
             headers=self._entry.headers | {"accept-encoding": "identity"},
-            # an SSE stream is silent between requests
+            # An SSE stream is silent between requests, so it has no read timeout.
             timeout=httpx2.Timeout(CONNECT_SECONDS, read=None if self.sse else READ_SECONDS),
             transport=_Bounded(self),
             max_redirects=MAX_REDIRECTS,
@@ -314,8 +313,8 @@ class McpAddress:
             told, to_tell = await stack.enter_async_context(opened)
             heard, said = anyio.create_memory_object_stream[Said](0)
             sent, to_send = anyio.create_memory_object_stream[SessionMessage](0)
-            listening = self._listen(cast(MemoryObjectReceiveStream[Said], told), heard)
-            telling = self._tell(to_send, cast(MemoryObjectSendStream[SessionMessage], to_tell))
+            listening = self._receive(cast(MemoryObjectReceiveStream[Said], told), heard)
+            telling = self._send(to_send, cast(MemoryObjectSendStream[SessionMessage], to_tell))
             for each in (listening, telling):
                 stack.push_async_callback(_end, asyncio.create_task(each))
             stack.callback(said.close)
@@ -332,7 +331,7 @@ class McpAddress:
         self.fault = self.fault or fault
         self.ended.set()
 
-    async def _listen(self, told: MemoryObjectReceiveStream[Said], heard: MemoryObjectSendStream[Said]) -> None:
+    async def _receive(self, told: MemoryObjectReceiveStream[Said], heard: MemoryObjectSendStream[Said]) -> None:
         with heard, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async for each in told:
                 if isinstance(each, SessionMessage) and self._passes(each):
@@ -340,7 +339,7 @@ class McpAddress:
         if self.sse:
             self.ended.set()
 
-    async def _tell(
+    async def _send(
         self, to_send: MemoryObjectReceiveStream[SessionMessage], to_tell: MemoryObjectSendStream[SessionMessage]
     ) -> None:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -352,7 +351,7 @@ class McpAddress:
                     await to_tell.send(each)
 
     def _passes(self, each: SessionMessage) -> bool:
-        # Reduces lists of tools.
+        # Returns whether to pass on the message, after reducing lists of tools.
         if isinstance(each.message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return False
@@ -363,7 +362,7 @@ class McpAddress:
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """httpx transport that ends a response at its bound."""
+    """httpx transport that aborts responses at the limits."""
 
     def __init__(self, owner: McpAddress) -> None:
         super().__init__()
@@ -407,7 +406,7 @@ class _BoundedBody(httpx2.AsyncByteStream):
             else:
                 yield piece
                 if self._owner.sse and (b"\n\n" in piece or b"\r\n\r\n" in piece):
-                    size = items = 0  # an event ended; the start of the next one is small compared to the bounds
+                    size = items = 0  # an event has ended; the start of the next one is negligible
                 continue
             raise httpx2.ReadError(self._owner.fault)
 

@@ -1,6 +1,6 @@
-"""Tools, prompts and resources of MCP servers, which run as child processes or at an address.
+"""Tools, prompts and resources of MCP servers, which run as child processes or at a URL.
 
-Only this module, `mcp_offers`, `mcp_process` and `mcp_address` import `mcp`, which the extra of that name installs.
+Only this module, `mcp_offers` and `mcp_process` import `mcp`, which is installed by the extra of that name.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import visible_line
 
 logger = logging.getLogger("notso.web.mcp")
-logging.getLogger("mcp").setLevel(logging.CRITICAL)  # the library logs messages of servers without a limit
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # the library logs servers' messages without a limit
 
 START_SECONDS = 20.0
 RESTART_SECONDS = 10.0  # between attempts to start a failed server
 CALL_SECONDS = 60.0
-OFFERS_SECONDS = 5.0  # for its lists of prompts and resources
+OFFERS_SECONDS = 5.0  # timeout for listing prompts and resources
 STOP_SECONDS = 5.0
-MAX_TOOLS = 24  # of all servers together, since enabled tools are part of the prompt
+MAX_TOOLS = 24  # of all servers together, because enabled tools are part of the prompt
 MAX_PAGES = 10
 MAX_DESCRIPTION_CHARACTERS = 600
 MAX_SCHEMA_CHARACTERS = 6_000
-MAX_SCHEMA_DEPTH = 32  # as in the engine
-MAX_SAID_CHARACTERS = 500  # of an error message
+MAX_SCHEMA_DEPTH = 32  # same limit as in the engine
+MAX_SAID_CHARACTERS = 500  # maximum length of a server's error message
 MAX_NAME_CHARACTERS = 64
 TOO_MANY = f"at most {MAX_TOOLS} tools can be used"
 CONNECTION_CLOSED = -32_000
@@ -74,10 +74,10 @@ T = TypeVar("T")
 
 
 class McpServer:
-    """One server. A task of its own opens and closes the connection, which must happen in the same task.
+    """An MCP server. Its connection must be opened and closed in the same task, so it has a task of its own.
 
-    `tools` and `offers` (prompts and resources) stay listed after the server exited; the next call restarts it.
-    `failure` is the reason why it is not running, `left_out` names unusable tools.
+    `tools` and `offers` (prompts and resources) stay listed after the server has exited; the next call restarts it.
+    `failure` is the reason why it is not running. `left_out` lists unusable tools.
     """
 
     def __init__(self, entry: McpEntry) -> None:
@@ -92,10 +92,10 @@ class McpServer:
         self._over = asyncio.Event()
         self._starting = asyncio.Lock()
         self._not_before = 0.0
-        self._asks: list[Ask | None] = []  # how to ask the user of each running call
+        self._asks: list[Ask | None] = []  # callbacks of the running calls that request user input
 
     async def start(self) -> bool:
-        """Start the server if needed, unless it failed recently; return whether it runs."""
+        """Start the server unless it is running or failed recently; return whether it is running."""
         async with self._starting:
             if self._client is not None:
                 return True
@@ -125,16 +125,16 @@ class McpServer:
         if task is None:
             return
         if self._client is None:
-            task.cancel()  # it waits for a silent server
+            task.cancel()  # the task is waiting for a server that does not respond
         self._client = None
         _, late = await asyncio.wait([task], timeout=STOP_SECONDS)
         for each in late:
             each.cancel()
 
     async def call(self, tool: ChatTool | str, arguments: Mapping[str, Any], ask: Ask | None = None) -> str:
-        """Return the tool's result. `tool`: as it was listed, or its name on the server in any version.
+        """Call a tool and return its result. tool: as it was listed, or just its name on the server.
 
-        Raises ToolError if the call failed, if the server cannot be restarted, or if its tool of that name has changed.
+        Raises ToolError if the call fails, if the server cannot be restarted, or if a listed tool has changed.
         """
         name = tool if isinstance(tool, str) else tool.name_there
 
@@ -172,7 +172,7 @@ class McpServer:
             self._asks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        # Cancelled if several calls run: the protocol does not name the call.
+        # If several calls are running, reply `cancel`, because the protocol does not say which call this is for.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         if len(self._asks) != 1:
@@ -250,12 +250,12 @@ class McpServer:
         else:
             left_out.append(LeftOut("further tools", f"a list has more than {MAX_PAGES} pages"))
         self.left_out = (*process.left_out, *left_out)
-        if self.left_out:  # messages of servers are not logged
+        if self.left_out:  # the reasons are not logged, because they contain text from the server
             logger.warning("MCP server %s: %d tools are not used", self.entry.title, len(self.left_out))
         return tuple(tools.values())
 
     async def _offered(self, client: Client) -> tuple[Offer, ...]:
-        # A list that fails is left out; the tools are usable without it.
+        # If a list fails, continue without it, because the tools can still be used.
         found: dict[str, Offer] = {}
         can = client.server_capabilities
         try:
@@ -299,7 +299,7 @@ class McpServer:
 
 
 class McpServers:
-    """All servers of a configuration, and its unused parts. Use on the event loop."""
+    """All servers of a configuration, and its skipped parts. Use it on the event loop."""
 
     def __init__(self, entries: Sequence[McpEntry], left_out: Sequence[LeftOut] = ()) -> None:
         self._entries = entries
@@ -327,7 +327,7 @@ class McpServers:
         return tuple(tool for server in self._servers for tool in server.tools)[:MAX_TOOLS]
 
     def offers(self) -> tuple[Offer, ...]:
-        """Return the prompts and resources; the first of a command is used."""
+        """Return the prompts and resources. If several have the same command, the first one is returned."""
         found: dict[str, Offer] = {}
         for server in self._servers:
             for each in server.offers:
@@ -382,7 +382,7 @@ def _free_name(name: str, taken: Mapping[str, object]) -> str:
 def _is_schema_small(schema: Mapping[str, Any]) -> bool:
     written, depth, deepest = json.dumps(schema), 0, 0
     for sign in written if len(written) <= MAX_SCHEMA_CHARACTERS else "":
-        depth += (sign in "{[") - (sign in "}]")  # those in strings count, too
+        depth += (sign in "{[") - (sign in "}]")  # brackets in strings count, too
         deepest = max(deepest, depth)
     return len(written) <= MAX_SCHEMA_CHARACTERS and deepest <= MAX_SCHEMA_DEPTH
 

@@ -1,4 +1,7 @@
-"""Text of a fetched HTML page, in a child process with limited CPU time and memory. This file is also its program."""
+"""Extract the text of a fetched HTML page, in a child process with limited CPU time and memory.
+
+The child process runs `main` of this module.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _BLOCKS = frozenset(
 
 
 async def page_text(html: str) -> str:
-    """Return the readable text of a page. Raises ConfinedWorkError beyond LIMITS."""
+    """Return the readable text of a page. Raises ConfinedWorkError if LIMITS are exceeded."""
     return (await confined(_PROGRAM, html.encode("utf-8", "replace"), LIMITS)).decode()
 
 
@@ -57,7 +60,7 @@ class _Text(HTMLParser):
 
 
 def text_of(html: str) -> str:
-    """Return the title, and the text outside scripts, styles and navigation."""
+    """Return the title and the text, without scripts, styles and navigation."""
     parser = _Text()
     parser.feed(html)
     parser.close()
@@ -67,5 +70,5 @@ def text_of(html: str) -> str:
 
 
 def main() -> None:
-    """Child process: stdin is HTML, stdout its text."""
+    """Run the child process: read HTML from stdin and write its text to stdout."""
     serve_one(lambda html: text_of(html.decode()).encode("utf-8", "replace"), LIMITS)

@@ -1,6 +1,6 @@
-"""All tools by name, and their execution, bounded in time and output.
+"""All tools by name, and their execution, limited in time and output.
 
-Each call of a plugin's tool runs in the plugin's process.
+Tools of plugins run in the plugin's process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PluginTools:
         return {each.name: each.failure for each in self._plugins.processes if each.failure}
 
     def left_out(self) -> Sequence[LeftOut]:
-        """Return nothing: a plugin with an unusable offer is off."""
+        # Always empty, because a plugin with an unusable tool is disabled.
         return ()
 
     def tools(self) -> Sequence[ChatTool]:
@@ -68,7 +68,7 @@ def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
         except PluginError as error:
             raise ToolError(str(error)) from None
 
-    # The plugin is switched off before the toolbox's timeout.
+    # The plugin has its own timeout, which disables it; the toolbox's timeout is longer.
     tool = ChatTool(str(row["name"]), description, row["parameters"], run, process.name, seconds + 2 * SEND_SECONDS)
     return tool
 
@@ -80,7 +80,7 @@ MAX_RESULT_CHARACTERS = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a call; the model reads `text`."""
+    """Result of a call. `text` is for the model."""
 
     state: Literal["done", "failed"]
     text: str
@@ -88,22 +88,22 @@ class Outcome:
 
 
 class ToolSource(Protocol):
-    """A source of tools: the program, plugins, or MCP servers."""
+    """A source of tools: built-in tools, plugins, or MCP servers."""
 
     def tools(self) -> Sequence[ChatTool]: ...
 
     def failures(self) -> Mapping[str, str]:
-        """Return what is not running, with reasons."""
+        """Return the servers that are not running, with reasons."""
 
     def left_out(self) -> Sequence[LeftOut]:
-        """Return what is configured or offered but not used."""
+        """Return the skipped parts of configurations and unusable tools."""
 
     async def ready(self) -> None:
         """Wait until the tools are known."""
 
 
 class Toolbox:
-    """The built-in tools and those of `others`. The first tool of a name is used."""
+    """The built-in tools and those of `others`. If several have the same name, the first one is used."""
 
     def __init__(self, *others: ToolSource) -> None:
         self._sources: tuple[ToolSource, ...] = (BuiltInTools(), *others)
@@ -129,17 +129,17 @@ class Toolbox:
         return next((tool for tool in self.all() if tool.name == name), None)
 
     def chosen(self, names: Iterable[str]) -> tuple[ChatTool, ...]:
-        """Return the tools of these names; unknown names are skipped."""
+        """Return the tools with these names. Unknown names are skipped."""
         wanted = frozenset(names)
         return tuple(tool for tool in self.all() if tool.name in wanted)
 
     def definitions(self, names: Iterable[str]) -> list[Tool] | None:
-        """Return the definitions of these tools for the engine; None if there are none."""
+        """Return the definitions of these tools for the engine, or None if there are none."""
         return [tool.definition for tool in self.chosen(names)] or None
 
 
 async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Outcome:
-    """Call a tool with the model's arguments, a JSON object. Errors become results for the model."""
+    """Call a tool with the arguments from the model (a JSON object). Errors are returned as results for the model."""
     started = time.monotonic()
 
     def outcome(state: Literal["done", "failed"], text: str) -> Outcome:
@@ -165,7 +165,7 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
 
 
 def _suspending(ask: Ask, clock: asyncio.Timeout) -> Ask:
-    # Further questions at the same time are cancelled.
+    # Suspends the timeout while the user is asked. Further questions at the same time are canceled.
 
     async def paused(question: Elicitation) -> Reply:
         end = clock.when()
@@ -176,14 +176,14 @@ def _suspending(ask: Ask, clock: asyncio.Timeout) -> Ask:
         try:
             return await ask(question)
         finally:
-            with contextlib.suppress(RuntimeError):  # the call ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the call has ended in the meantime
                 clock.reschedule(asyncio.get_running_loop().time() + left)
 
     return paused
 
 
 def cut(text: str) -> str:
-    """Cut a result to a length for the context, with a note, and remove characters that the store rejects."""
+    """Truncate a result to MAX_RESULT_CHARACTERS, with a note, and replace characters that the store rejects."""
     text = text.replace("\x00", " ").encode("utf-8", "replace").decode()
     if len(text) <= MAX_RESULT_CHARACTERS:
         return text
@@ -191,7 +191,7 @@ def cut(text: str) -> str:
 
 
 def mcp_servers(path: Path | None, allowed_http: Iterable[str] = ()) -> McpServers | None:
-    """Return the servers of a configuration file, None without one. Raises SettingsError."""
+    """Return the servers of a configuration file, or None if `path` is None. Raises SettingsError."""
     if path is None:
         return None
     config = read_mcp_config(path, allowed_http)

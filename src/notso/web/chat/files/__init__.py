@@ -1,1 +1,1 @@
-"""Chats as files: out, in, and as rows for tuning."""
+"""Export and import of chats, and export as training rows."""

@@ -1,6 +1,6 @@
-"""JSON documents in an imported file: plain JSON, one document a line, and both in gzip or a zip archive.
+"""Read the JSON documents of an imported file: JSON or JSON Lines, plain, compressed with gzip, or in a zip archive.
 
-Only the standard library is imported, so that the child process that reads imports starts quickly.
+Imports only the standard library, so that the child process that parses imported files starts quickly.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Any, BinaryIO, NamedTuple
 
 from notso.text_file import NotTextError, decode_text, utf8_stream
 
-codecs.lookup("cp437")  # zipfile decodes names by it, and a confined child cannot open its module
+codecs.lookup("cp437")  # zipfile decodes names with this codec, which a confined child process cannot load
 
 MAX_UNPACKED_BYTES = 256 << 20
-MAX_ENTRIES = 100_000  # of an archive
-MAX_OBJECTS = 1_000_000  # of one value; the longest chats have a fifth of that
+MAX_ENTRIES = 100_000  # per archive
+MAX_OBJECTS = 1_000_000  # per document; the longest chats have a fifth of that
 CHUNK = 1 << 20
 
 PICTURES = frozenset({"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "heic", "avif", "tif", "tiff"})
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, RuntimeError, NotImplementedError)
-"""What the decompressors raise, also for encrypted entries and unknown methods."""
-_GENERATED = frozenset({"chat.html"})  # ChatGPT's rendering of the conversations in the same archive
+"""Exceptions that decompressors raise for damaged or encrypted entries and unknown compression methods."""
+_GENERATED = frozenset({"chat.html"})  # in ChatGPT's archives, a rendering of the same conversations
 
 
 class Unreadable(Exception):
-    """A file or a chat in it cannot be read; `key` names a sentence of the pages and `params` fill it."""
+    """A file, or a chat in it, cannot be read. `key` names a message of the pages, and `params` are its values."""
 
     def __init__(self, key: str, **params: str) -> None:
         super().__init__(key, params)
@@ -43,21 +43,21 @@ class Unreadable(Exception):
 
 
 class Document(NamedTuple):
-    """One JSON value; `listed` if it is an entry of a list at the top."""
+    """A JSON value. `listed`: it is an entry of a top-level list."""
 
     value: Any
     listed: bool
 
 
 def kind_of(name: str) -> str:
-    """Return what a file is counted as when it is left out, by its name: "pictures" or "files"."""
+    """Return the kind under which an omitted file is counted: "pictures" or "files"."""
     return "pictures" if name.rpartition(".")[2].lower() in PICTURES else "files"
 
 
 def documents(body: bytes, left_out: Counter[str]) -> Iterator[Document]:
-    """Yield the documents of a file, and count the entries of an archive that hold none.
+    """Yield the documents of a file; count an archive's damaged entries and those that are not JSON in `left_out`.
 
-    Raises Unreadable. An archive's damaged entries are counted; the first is raised if no entry can be read.
+    Raises Unreadable, for damaged entries only if no entry can be read.
     """
     if body.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         yield from _of_archive(body, left_out)
@@ -120,7 +120,7 @@ class _Unpacking:
 
         def read(size: int) -> str:
             text = ""
-            while not text:  # a piece may end within a character
+            while not text:  # a chunk may end within a character
                 try:
                     data = stream.read(size)
                     text = decode.decode(data, final=not data)
@@ -142,8 +142,7 @@ class _Unpacking:
 
 
 def _values(read: Callable[[int], str]) -> Iterator[Document]:
-    """Yield each value once complete, so that memory holds one."""
-    # The entries of a list at the top are values of their own.
+    # Yields one value at a time to save memory. The entries of a top-level list are yielded separately.
     text = _JsonText(read)
     while first := text.peek():
         if first != "[":
@@ -172,7 +171,7 @@ class _JsonText:
         self._ended = False
 
     def peek(self) -> str:
-        """Return the next character that is not blank, or '' at the end."""
+        """Return the next non-blank character, or '' at the end."""
         while True:
             blank = _BLANK.match(self._text, self._at)
             self._at = blank.end() if blank else self._at
@@ -195,12 +194,12 @@ class _JsonText:
                 if self._ended:
                     raise self.broken(error.pos) from None
             except RecursionError:
-                raise Unreadable("import_broken", reason="it is nested too deep") from None
+                raise Unreadable("import_broken", reason="it is nested too deeply") from None
             except ValueError:
                 reason = "a key is duplicated, or a number is invalid or too long"
                 raise Unreadable("import_broken", reason=reason) from None
             else:
-                # A number at the end of a piece may go on in the next.
+                # A number at the end of a chunk may continue in the next chunk.
                 if end < len(self._text) or self._ended:
                     self._at = end
                     return value
@@ -208,10 +207,10 @@ class _JsonText:
 
     def broken(self, at: int | None = None) -> Unreadable:
         place = self._before + (self._at if at is None else at)
-        return Unreadable("import_broken", reason=f"at character {place}")
+        return Unreadable("import_broken", reason=f"syntax error at character {place}")
 
     def _read_more(self) -> None:
-        # As much again as is waiting: a value that needs many pieces is parsed anew for each.
+        # Double the amount of text, because a value that needs several chunks is parsed again after each.
         piece = self._read(max(CHUNK, len(self._text) - self._at))
         self._before += self._at
         self._text = self._text[self._at :] + piece

@@ -1,8 +1,8 @@
-"""Chat export: JSON of the whole tree, Markdown of the shown branch, or training rows: the shown branch as a
-conversation, and preferred against rejected answers.
+"""Chat export as JSON (all branches), Markdown (the shown branch) or training rows.
 
-Columns of training rows are named as in TRL: `messages` for supervised tuning; `prompt`, `chosen` and `rejected` for
-preferences; `chat_template_kwargs` for the template's arguments.
+Training rows are conversations, or pairs of preferred and rejected answers. Their columns have the names that TRL
+expects: `messages` for supervised tuning; `prompt`, `chosen` and `rejected` for preferences; `chat_template_kwargs`
+for the arguments of the chat template.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from notso.web.values.wording import words
 Row = dict[str, Any]
 Line = Sequence[StoredMessage]
 DocumentsOf = Callable[[Line], PromptDocuments]
-"""What the documents of a branch add to its prompt."""
+"""Function that returns what the documents of a branch add to its prompt."""
 NO_THOUGHTS = "<think>\n\n</think>\n"
-"""What the template puts before answers in conversations without thinking."""
+"""Text that the chat template inserts before answers without reasoning."""
 
 
 def _none_of(line: Line) -> PromptDocuments:
@@ -38,7 +38,7 @@ def _none_of(line: Line) -> PromptDocuments:
 
 
 def chats_in(store: ChatStore, kept: Iterable[tuple[str, str]]) -> Iterator[tuple[WholeChat, DocumentsOf]]:
-    """Open a store, yield chats by owner and id and what documents add to their prompts. Raises StorageError."""
+    """Open a store and yield the chats with these owners and ids, each with its DocumentsOf. Raises StorageError."""
     with asyncio.Runner() as runner:
         runner.run(store.open())
         try:
@@ -52,9 +52,9 @@ def chats_in(store: ChatStore, kept: Iterable[tuple[str, str]]) -> Iterator[tupl
 
 
 def conversation(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Row | None:
-    """Return the shown branch up to its last finished answer that is not rated down, if any."""
+    """Return the shown branch up to its last finished answer that is not rated down, or None."""
     shown = [each.message for each in shown_path(whole.messages, whole.chat.chosen_root)]
-    # Nothing after an unfinished message is used.
+    # Stop before an unfinished message.
     cut = next((at for at, message in enumerate(shown) if not _is_whole(message)), len(shown))
     last = next((at for at in reversed(range(cut)) if _teaches(shown[at]) and _is_good(shown[at])), None)
     if last is None:
@@ -65,10 +65,10 @@ def conversation(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Row 
 
 
 def preferences(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Iterator[Row]:
-    """Pair the preferred answer of each question with each of its other finished answers.
+    """Pair the preferred answer to each question with each of its other finished answers.
 
-    Preferred is the edited version, else the one rated highest, else the shown one or the newest. An answer rated down
-    is preferred to none.
+    The preferred answer is the edited one, or else the one rated highest, the shown one, or the newest. An answer
+    that is rated down is never preferred.
     """
     shown = {each.message.id for each in shown_path(whole.messages, whole.chat.chosen_root)}
     for question in (message for message in whole.messages if message.role == "user"):
@@ -121,7 +121,7 @@ def _options(thinking: bool) -> Row:
 def _as_row(message: Message, thinking: bool) -> Row:
     row: Row = {"role": message.role, "content": message.content}
     if message.role == "assistant" and thinking:
-        # Thoughts are part of the text, as the model writes them.
+        # The text includes the reasoning in the form in which the model generates it.
         thoughts = f"<think>\n{message.reasoning_content}\n</think>\n" if message.reasoning_content else NO_THOUGHTS
         row["content"] = thoughts + message.content
     if message.tool_calls:
@@ -154,7 +154,7 @@ MARKDOWN_TAIL = b"\n"
 
 
 def json_head(chat: Chat) -> bytes:
-    """Begin one of the chats between JSON_HEAD and JSON_TAIL; comma-separated messages and CHAT_TAIL follow."""
+    """Return the start of a chat, to be followed by comma-separated messages and CHAT_TAIL."""
     text = json.dumps(_chat_json(chat) | {"messages": []}, ensure_ascii=False, indent=1)
     return text.removesuffix("]\n}").encode()
 
@@ -189,7 +189,6 @@ def markdown_messages(messages: Iterable[StoredMessage]) -> bytes:
 
 
 def file_name(chat: Chat, ending: str) -> str:
-    """Return a file name valid on every system."""
     return (_UNFIT_IN_NAMES.sub("-", chat.title).strip("-.").lower()[:60] or "chat") + f".{ending}"
 
 
@@ -209,7 +208,7 @@ def _chat_json(chat: Chat) -> dict[str, Any]:
 
 def _message_json(message: StoredMessage) -> dict[str, Any]:
     return {
-        # Left out: HTML, which can be rendered again, and generation ids, which are internal.
+        # HTML is omitted because it can be rendered again, and generation ids because they are internal.
         "id": message.id,
         "parent_id": message.parent_id,
         "chosen_child": message.chosen_child,

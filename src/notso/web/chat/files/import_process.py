@@ -1,7 +1,7 @@
-"""Imported files are parsed in a child process with limited CPU time and memory.
+"""Parse imported files in a child process with limited CPU time and memory.
 
-A parser holds the interpreter until it returns, and archives and JSON take many times their size in memory. This file
-is also the child's program.
+A parser holds the interpreter lock until it returns, and archives and JSON need many times their size in memory. The
+child process runs `main` of this module.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from notso.web.chat.files.documents import Unreadable, documents
 from notso.web.chat.files.other_programs import Reader
 from notso.web.values.child_work import confined
 
-# An export of 200 MiB takes about 10 s; one conversation of it is in memory at a time.
+# An export of 200 MiB takes about 10 s; only one of its conversations is in memory at a time.
 LIMITS = Limits(cpu_s=60, memory_bytes=1 << 30, wall_s=180.0, answer_bytes=64 << 20)
 
 SHAPE = JsonLimits(depth=64, objects=400_000, values=4_000_000)
-"""Limits of one chat, which the server decodes; parsed, empty objects take thirty times their bytes."""
+"""Limits for a chat, which the server decodes. An empty JSON object takes thirty times its size in memory."""
 
 Entry = tuple[str, Any]
 
@@ -30,9 +30,10 @@ _PROGRAM = "from notso.web.chat.files.import_process import main; main()"
 
 
 def entries(body: bytes) -> Iterator[Entry]:
-    """Parse a file and yield its chats, then what was left out or why the file was refused.
+    """Parse a file and yield its chats, followed by what was left out or why the file was rejected.
 
-    Kinds are "own" (a chat of our export), "openai", "left_out" (counts) and "refused" (a sentence's key and values).
+    Kinds: "own" (a chat in our export format), "openai" (a message list), "left_out" (counts by kind) and "refused"
+    (a message's key and values).
     """
     left_out = Counter[str]()
     try:
@@ -46,7 +47,7 @@ def entries(body: bytes) -> Iterator[Entry]:
 
 
 async def entries_from_child(body: bytes) -> Iterator[Entry]:
-    """Return the entries of a file, parsed in a child process. Iterating decodes them one at a time."""
+    """Return the entries of a file, parsed in a child process and decoded one at a time while iterating."""
     try:
         answer = await confined(_PROGRAM, body, LIMITS)
     except ConfinedWorkError:
@@ -55,7 +56,7 @@ async def entries_from_child(body: bytes) -> Iterator[Entry]:
 
 
 def decoded(answer: bytes) -> Iterator[Entry]:
-    """Yield the entries of what `parsed` returned."""
+    """Yield the entries in the output of `parsed`."""
     at = 0
     while at < len(answer):
         end = answer.index(b"\n", at)
@@ -67,7 +68,7 @@ def decoded(answer: bytes) -> Iterator[Entry]:
 def parsed(body: bytes) -> bytes:
     answer = bytearray()
     for entry in entries(body):
-        # Lone surrogates are refused by the server, with a sentence.
+        # The server rejects lone surrogates with an error message.
         line = json.dumps(entry, ensure_ascii=False).encode("utf-8", "surrogatepass")
         try:
             check_shape(line, SHAPE)
@@ -84,8 +85,8 @@ def _too_much(what: str) -> bytes:
 
 
 def main() -> None:
-    """Child process: parse stdin to stdout."""
-    # Loaded on first use, which fails once no file can be opened: names in archives are in cp437.
+    """Run the child process: parse stdin to stdout."""
+    # Codecs are loaded on first use, which fails once the child may not open files. Archives use cp437 for names.
     for name in ("cp437", "utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         codecs.lookup(name)
     serve_one(parsed, LIMITS)

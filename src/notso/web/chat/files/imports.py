@@ -1,8 +1,7 @@
 """Import chats from untrusted files: our own export, OpenAI message lists, and exports of other programs.
 
-Everything gets new ids, so an import cannot overwrite stored data. The file itself is parsed by `documents` and
-`other_programs`, on a server in a child process; what they return is validated here. Blocking: do not call on the event
-loop.
+Chats and messages get new ids, so an import cannot overwrite stored data. `documents` and `other_programs` parse the
+file (on a server, in a child process); this module validates their output. Blocking: do not call on the event loop.
 """
 
 from __future__ import annotations
@@ -118,8 +117,8 @@ class _Message(StrictFields):
 
 
 class _Chat(StrictFields):
-    file_version: int | None = None  # of our export
-    source: str = Field(default="", max_length=200)  # of another program's
+    file_version: int | None = None  # set for our export format
+    source: str = Field(default="", max_length=200)  # set for exports of other programs
     title: str = Field(max_length=200)
     thinking: bool = True
     prompt_date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
@@ -157,7 +156,7 @@ class _Said(StrictFields):
     reasoning_content: str | None = Field(default=None, max_length=MAX_TEXT)
     name: str | None = Field(default=None, max_length=200)
     tool_calls: list[_Call] | None = Field(default=None, max_length=MAX_TOOL_USES, fail_fast=True)
-    # Fields that OpenAI clients add when they dump a message:
+    # Fields that OpenAI clients include when they serialize a message:
     annotations: list[Any] | None = Field(default=None, max_length=0)
     audio: None = None
     function_call: None = None
@@ -181,19 +180,19 @@ class _OpenAIList(StrictFields):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """The chats of a file, and the number of things left out by kind."""
+    """Chats of a file, and omitted content by kind."""
 
     chats: list[ImportedChat]
     left_out: Counter[str] = field(default_factory=Counter)
 
 
 def read_chats(body: bytes, title_of: TitleOf) -> list[ImportedChat]:
-    """Parse chats and give them new ids. Raises Problem naming the invalid field."""
+    """Parse chats and assign new ids. Raises Problem, which names the invalid field."""
     return incoming(entries(body), title_of).chats
 
 
 def incoming(found: Iterable[Entry], title_of: TitleOf) -> Incoming:
-    """Validate chats and give them new ids. Raises Problem naming the invalid field."""
+    """Validate chats and assign new ids. Raises Problem, which names the invalid field."""
     chats: list[ImportedChat] = []
     left_out = Counter[str]()
     for kind, value in found:
@@ -210,11 +209,11 @@ def incoming(found: Iterable[Entry], title_of: TitleOf) -> Incoming:
 
 
 def new_messages(messages: Sequence[StoredMessage], before: ImportedBefore) -> list[StoredMessage]:
-    """Return the messages that an earlier import of the same chat lacked, below those that it brought.
+    """Return the messages that an earlier import of the same chat did not contain, attached to the stored ones.
 
-    Messages that were edited since keep their text, and deleted ones do not return.
+    Stored messages that were edited keep their text, and deleted ones are not imported again.
     """
-    place: dict[str, str | None] = {}  # ids of this import -> the message that stands for it
+    place: dict[str, str | None] = {}  # id in this import -> id of the stored or new message that represents it
     new = []
     for message in messages:
         parent = place[message.parent_id] if message.parent_id is not None else None
@@ -254,7 +253,7 @@ def _own(source: _Chat) -> ImportedChat:
     except ValueError:
         raise Problem(400, words["import_invalid"].format(place="prompt_date", reason="invalid date")) from None
     wanted = {k: v for k, v in shown_values(source.settings).items() if v}
-    wanted.pop("tools", None)  # tools are enabled by the user only, never by a file
+    wanted.pop("tools", None)  # only users may enable tools; a file must not
     settings, problems = changed({}, wanted)
     if problems:
         place, reason = next(iter(problems.items()))
@@ -265,7 +264,7 @@ def _own(source: _Chat) -> ImportedChat:
         thinking=source.thinking,
         prompt_date=day,
         created_ms=min(source.created_ms or now, now),
-        updated_ms=min(source.updated_ms or now, now),  # a time in the future would keep the chat on top
+        updated_ms=min(source.updated_ms or now, now),  # a future time would keep the chat at the top
         pinned=source.pinned,
         settings=settings,
         chosen_root=new_ids.get(source.chosen_root or ""),
@@ -304,7 +303,7 @@ def _own_message(chat_id: str, source: _Message, new_ids: dict[str, str]) -> Sto
 
 def _own_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
     uses: list[ToolUse] = []
-    # Rounds and positions must not decrease, whatever the file says: the text is split at them.
+    # The text is split at these positions, so rounds and positions must never decrease, whatever the file says.
     number = content_at = reasoning_at = 0
     for each in source.tool_uses:
         number = max(number, each.round)
@@ -326,11 +325,11 @@ def _from_openai(value: Any, title_of: TitleOf) -> ImportedChat:
         raise Problem(400, words["import_invalid"].format(place="messages", reason=problems["system_prompt"]))
     thinking = any(each.reasoning_content for each in source.messages if isinstance(each, _Said))
     title = title_of(next((each.content for each in instructions if each.role == "user"), ""))
-    # The list has no id of its own: the same messages are the same chat.
+    # A message list has no id: identify the chat by the digest of its messages.
     identity = hashlib.sha256(json.dumps(value["messages"], sort_keys=True).encode()).hexdigest()
     chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings, source=f"openai:{identity}")
     messages: list[StoredMessage] = []
-    unanswered: dict[str, int] = {}  # calls of the newest answer without a result: id -> index
+    unanswered: dict[str, int] = {}  # tool calls of the newest answer that have no result yet: id -> index
 
     def add(role: Literal["user", "assistant"], content: str) -> None:
         follows = messages[-1].id if messages else None
@@ -349,7 +348,7 @@ def _from_openai(value: Any, title_of: TitleOf) -> ImportedChat:
             uses[at] = replace(uses[at], state="done", result=each.content)
             messages[-1] = replace(messages[-1], tool_uses=tuple(uses))
         elif isinstance(each, _Said):
-            # An assistant message after tool results continues the same answer.
+            # An assistant message that follows tool results continues the same answer.
             if not messages or not _ends_with_calls(messages[-1]):
                 add("assistant", "")
             before = len(messages[-1].tool_uses)
@@ -376,7 +375,7 @@ def _with_part(answer: StoredMessage, said: _Said) -> StoredMessage:
             new_tool_use_id(),
             call.function.name,
             call.function.arguments,
-            # Calls stay so where the file holds no result.
+            # The final state of a call whose result is not in the file.
             "interrupted",
             number,
             content_at=len(content),

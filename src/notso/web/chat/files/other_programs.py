@@ -1,7 +1,7 @@
-"""Exports of ChatGPT, Claude, Open WebUI, LM Studio, LibreChat and llama.cpp's page as chats of our own export.
+"""Convert exports of ChatGPT, Claude, Open WebUI, LM Studio, LibreChat and llama.cpp's page to our export format.
 
-What has no place here, such as pictures and tools' internals, is left out and counted by kind. Only the standard
-library is imported, so that the child process that reads imports starts quickly.
+Content that notso cannot store, such as pictures and details of tool calls, is omitted and counted by kind. Imports
+only the standard library, so that the child process that parses imported files starts quickly.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ JSON = dict[str, Any]
 class Node:
     id: str
     parent: str | None
-    # "" if not shown, as system messages and results of tools: its children take its place.
+    # "" for nodes that are not shown, such as system messages and tool results. Their children take their place.
     role: Literal["user", "assistant", ""]
     content: str = ""
     reasoning: str = ""
-    created_ms: int = 0  # since 1970, 0 if unknown
+    created_ms: int = 0  # Unix time, 0 if unknown
     model: str = ""
     state: Literal["done", "interrupted", "failed"] = "done"
     note: str = ""
     attachments: list[JSON] = field(default_factory=list)
-    rank: int = 0  # orders siblings
+    rank: int = 0  # position among siblings
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Messages in the form of our export, parents first, and the first one of the shown branch."""
+    """Messages in our export format, parents before children, and the root of the shown branch."""
 
     messages: list[JSON]
     chosen_root: str | None
 
 
 def tree_of(nodes: Sequence[Node], current: str | None) -> Tree:
-    """Link messages to their nearest shown ancestor and choose the branch that ends in `current`.
+    """Link messages to their nearest shown ancestors and select the branch that ends in `current`.
 
-    A message with an unknown parent becomes a root. Answers that only results of tools separate become one. Raises
-    Unreadable if ids are repeated or messages form a circle. Takes time proportional to the number of nodes.
+    A message with an unknown parent becomes a root. Answers separated only by tool results are merged. Raises
+    Unreadable for duplicate ids and cycles. Runs in linear time.
     """
     by_id = {node.id: node for node in nodes}
     if len(by_id) != len(nodes):
@@ -59,8 +59,8 @@ def tree_of(nodes: Sequence[Node], current: str | None) -> Tree:
     for node in nodes:
         below.setdefault(node.parent if node.parent in by_id else None, []).append(node)
     messages: dict[str, JSON] = {}
-    shown: dict[str, str | None] = {}  # node -> the message that holds it, or the nearest one above
-    continues: dict[str, bool] = {}  # whether nothing but results of tools is between the node and that message
+    shown: dict[str, str | None] = {}  # node -> the message that contains it, or else its nearest ancestor
+    continues: dict[str, bool] = {}  # node -> whether only tool results are between it and that message
     stack = _in_order(below.get(None, ()))
     while stack:
         node = stack.pop()
@@ -77,12 +77,12 @@ def tree_of(nodes: Sequence[Node], current: str | None) -> Tree:
             shown[node.id], continues[node.id] = node.id, True
         stack += _in_order(below.get(node.id, ()))
     if len(shown) != len(nodes):
-        raise Unreadable("import_invalid", place="messages", reason="they form a circle")
+        raise Unreadable("import_invalid", place="messages", reason="they form a cycle")
     return Tree(list(messages.values()), _choose(messages, shown.get(current or "")))
 
 
 def _in_order(siblings: Sequence[Node]) -> list[Node]:
-    return sorted(siblings, key=lambda node: node.rank, reverse=True)  # the stack turns the order round
+    return sorted(siblings, key=lambda node: node.rank, reverse=True)  # the stack reverses the order
 
 
 def _message(node: Node, parent: str | None) -> JSON:
@@ -118,8 +118,8 @@ def _choose(messages: dict[str, JSON], last: str | None) -> str | None:
     return None
 
 
-MAX_MESSAGES = 50_000  # of all chats together
-MAX_NODES = 200_000  # of one chat; ChatGPT has several for a message
+MAX_MESSAGES = 50_000  # per file
+MAX_NODES = 200_000  # per chat; ChatGPT stores several nodes per message
 MAX_TEXT = 1_000_000
 MAX_ATTACHMENTS = 16
 MAX_NAME = 200
@@ -138,10 +138,10 @@ _LLAMA_CALL = re.compile(r"<<<AGENTIC_TOOL_CALL_START>>>.*?<<<AGENTIC_TOOL_CALL_
 
 
 class Reader:
-    """Makes chats of the documents of one file.
+    """Converts the documents of one file to chats.
 
-    `left_out` counts what was not brought along: pictures, files, tool_calls, references, texts (cut at MAX_TEXT),
-    chats (that cannot be read).
+    `left_out` counts omitted content by kind: pictures, files, tool_calls, references, texts (truncated to MAX_TEXT)
+    and chats (unreadable ones).
     """
 
     def __init__(self, left_out: Counter[str]) -> None:
@@ -150,9 +150,9 @@ class Reader:
         self._problem: Unreadable | None = None
 
     def chats(self, documents: Iterable[Document]) -> Iterator[tuple[Kind, JSON]]:
-        """Yield chats in the form of our export ("own") and lists of OpenAI messages.
+        """Yield chats in our export format ("own") and OpenAI message lists ("openai").
 
-        Raises Unreadable if the file holds too many messages, or no chat that can be read.
+        Raises Unreadable if the file has too many messages or no readable chat.
         """
         found = 0
         for kind, value in self._found(documents):
@@ -163,8 +163,8 @@ class Reader:
             raise self._problem or Unreadable("import_unknown")
 
     def _found(self, documents: Iterable[Document]) -> Iterator[tuple[Kind, JSON]]:
-        listed: list[Any] = []  # messages of a list at the top
-        session: JSON | None = None  # of llama.cpp's page: a line for the chat, and one for each message
+        listed: list[Any] = []  # messages in a top-level list
+        session: JSON | None = None  # a chat of llama.cpp's page: one line for the chat, then one for each message
         for value, is_listed in documents:
             if session is not None and isinstance(value, dict) and value.get("type") == "message":
                 session["messages"].append(value.get("message"))
@@ -190,7 +190,7 @@ class Reader:
             yield "openai", self._openai({"messages": listed})
 
     def _read(self, read: Callable[[JSON, Reader], JSON], document: JSON) -> Iterator[tuple[Kind, JSON]]:
-        # A chat of another program that cannot be read is counted: hundreds of others may be in the same file.
+        # Count an unreadable chat instead of failing, because the file may contain hundreds of others.
         if _nodes_in(document) > MAX_NODES:
             raise Unreadable("import_too_much", what=f"a chat of more than {MAX_NODES:,} messages")
         before = Counter(self.left_out)
@@ -244,7 +244,7 @@ class Reader:
     # ---- parts of messages
 
     def text(self, value: Any) -> str:
-        """Return a text that can be stored: '' for anything else, at most MAX_TEXT characters."""
+        """Return storable text of at most MAX_TEXT characters, or '' if `value` is not a string."""
         if not isinstance(value, str):
             return ""
         if len(value) > MAX_TEXT:
@@ -253,7 +253,7 @@ class Reader:
         return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", value)
 
     def attach(self, node: Node, name: Any, content: Any) -> None:
-        """Attach a text file; count a file without text."""
+        """Attach a text file, or count a file that has no text."""
         text = self.text(content)
         name = " ".join(self.text(name).split())[:MAX_NAME] or "file"
         if text and len(node.attachments) < MAX_ATTACHMENTS:
@@ -262,14 +262,14 @@ class Reader:
             self.leave_out(node, name, kind_of(name))
 
     def leave_out(self, node: Node, name: Any, kind: str) -> None:
-        """Count a picture or file. A question that consists of nothing else becomes its name."""
+        """Count a picture or file. Its name replaces the text of a question that has none."""
         self.left_out[kind] += 1
         if node.role == "user":
             label = " ".join(self.text(name).split())[:MAX_NAME] or {"pictures": "picture"}.get(kind, "file")
             node.note = f"{node.note} [{label}]".strip()
 
     def finished(self, node: Node) -> Node:
-        """Return a node whose emptiness is decided: it is skipped if nothing is left of it."""
+        """Separate reasoning from the answer, and hide the node if it is empty."""
         if node.role == "assistant" and (thoughts := _THOUGHTS.match(node.content)):
             node.content = node.content[thoughts.end() :]
             reasoning = (thoughts[1] or thoughts[2] or "").strip()
@@ -282,7 +282,7 @@ class Reader:
 
 
 def _reader_of(value: JSON) -> Callable[[JSON, Reader], JSON] | None:
-    """Recognize the program by fields that only it writes."""
+    """Recognize the program by its characteristic fields."""
     messages = value.get("messages")
     first = messages[0] if isinstance(messages, list) and messages else None
     if isinstance(value.get("mapping"), dict):
@@ -390,7 +390,7 @@ def _fill_chatgpt(node: Node, message: JSON, reader: Reader) -> None:
         node.role = ""
         return
     for each in metadata.get("attachments") or []:
-        if not str(each.get("mime_type")).startswith("image/"):  # pictures are parts of the content, too
+        if not str(each.get("mime_type")).startswith("image/"):  # images are counted with the content
             reader.leave_out(node, each.get("name"), "files")
     if kind == "code":
         node.content = f"```{_name(content.get('language'))}\n{reader.text(content.get('text'))}\n```"
@@ -586,9 +586,7 @@ def _librechat(document: JSON, reader: Reader) -> JSON:
     options = document.get("options") or {}
     nodes: list[Node] = []
     found = document.get("messagesTree") or document.get("messages") or []
-    stack: list[tuple[JSON, str | None]] = [
-        (each, None) for each in reversed(found)
-    ]  # recursive exports hold messages within messages
+    stack: list[tuple[JSON, str | None]] = [(each, None) for each in reversed(found)]  # recursive exports nest messages
     while stack:
         message, above = stack.pop()
         role: Literal["user", "assistant"] = "user" if message.get("isCreatedByUser") else "assistant"
@@ -690,7 +688,7 @@ def _fill_llama_cpp(node: Node, message: JSON, reader: Reader) -> None:
 
 
 def _source(program: str, identity: Any, document: JSON) -> str:
-    """Identify a chat by program and id, or by its digest."""
+    """Identify a chat by its program and id, or by its digest if it has no id."""
     if not isinstance(identity, str) or not identity:
         identity = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     return f"{program}:{_id(identity)}"
@@ -714,7 +712,7 @@ def _ranks(lists: Iterable[Any]) -> dict[str, int]:
 
 
 def _ms(value: Any, *, per_unit: int = 1000) -> int:
-    """Return milliseconds, not in the future; 0 if invalid."""
+    """Return a time in milliseconds, limited to now; 0 if invalid."""
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)

@@ -1,7 +1,8 @@
-"""Training rows that teach a model to quote a document first and then to answer, made from the document itself.
+"""Generate training rows from a document that teach a model to quote the document before it answers.
 
-Prompts are those of chats with documents: a part of the document, or passages that a search could find. The answer
-quotes a sentence of it, and answers from the sentence; or it says that nothing mentions what was asked about.
+Prompts have the form of chats with documents: a part of the document, or passages as a search would return them. An
+answer quotes a sentence of the document and answers from that sentence, or says that the document does not mention the
+subject of the question.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from notso.web.store.protocol import Attachment
 from notso.web.turns.documents import PASSAGES_FOLLOW, with_attachments
 
 LEAST_WORDS, MOST_WORDS = 6, 40
-"""Of a quoted sentence; a quotation has at most 60 words."""
+"""Length of a quoted sentence in words; quotations are limited to 60."""
 SHOWN = 3
-"""Passages of the document in a prompt."""
+"""Number of passages in a prompt."""
 ABSENT_EVERY = 5
-"""Of so many questions, one asks about what is not in the passages."""
+"""One of this many questions asks about something that is not in the passages."""
 GAP = "____"
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\n+")
@@ -31,7 +32,7 @@ _WORD = re.compile(r"\w[\w'’-]*\w")
 
 
 def quoting_rows(name: str, document: DocumentText, most: int) -> Iterator[dict[str, Any]]:
-    """Yield up to `most` rows of a document, the same ones for the same text. Texts without sentences have none."""
+    """Yield up to `most` rows for a document, deterministically. Yields none for text without sentences."""
     rng = random.Random(f"{name} {revision_of(document.text)}")
     sentences = [
         (at, sentence)

@@ -1,1 +1,1 @@
-"""Routes of the chat page."""
+"""Routes of the chat pages."""

@@ -1,5 +1,6 @@
-"""Routes for whole chats: list, search, rename, pin, delete, clear, summarize; and the page of all chats, including
-archived ones, with actions on several of them.
+"""Routes for whole chats: list, search, rename, pin, delete, clear and summarize.
+
+The page of all chats includes archived ones and offers actions on several chats at once.
 """
 
 from __future__ import annotations
@@ -112,7 +113,6 @@ async def undo_many(request: Request, services: Services, owner: Owner, trash_id
 
 @archive_router.post("/chats/{chat_id}/archive", dependencies=[GUARDED])
 async def archive(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Archive a chat; search still finds it."""
     chat = await find_chat(services, owner, chat_id)
     current = (await read_form(request)).get("current", chat.id)
     await services.shared.store.update_chat(owner, chat.id, archived=True)
@@ -155,17 +155,17 @@ async def _page(
 
 router = APIRouter()
 
-MAX_HITS, MOST_HITS = 40, 1000  # at first, and in all
+MAX_HITS, MOST_HITS = 40, 1000  # shown initially, and at most
 MAX_QUERY_CHARACTERS = 200
 _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
-"""Markdown marks, removed because a search hit is shown as plain text."""
+"""Markdown syntax, removed from search hits because they are shown as plain text."""
 
 
 @router.get("/chats", dependencies=[GUARDED])
 async def list_chats(
     request: Request, services: Services, owner: Owner, current: str = "", count: str = ""
 ) -> Response:
-    """Show `count` chats of the sidebar; `current` is the open one."""
+    """Show the first `count` chats in the sidebar. `current` is the open chat."""
     if not is_fragment(request):
         return RedirectResponse("/", 303)
     chat = await services.shared.store.chat(owner, current) if is_id(current) else None
@@ -175,7 +175,6 @@ async def list_chats(
 
 @router.get("/search", dependencies=[GUARDED])
 async def search(request: Request, services: Services, owner: Owner, q: str = "", count: str = "") -> Response:
-    """Show `count` matches, grouped by chat."""
     query = q[:MAX_QUERY_CHARACTERS]
     limit = min(int(count), MOST_HITS) if count.isdecimal() and len(count) < 9 else MAX_HITS
     found = await services.shared.store.search(owner, query, limit + 1)
@@ -219,7 +218,7 @@ def _day(milliseconds: int) -> str:
 
 @router.get("/chats/{chat_id}/turns", dependencies=[GUARDED])
 async def show_turns(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Show a chat's messages after another tab changed or deleted them."""
+    """Show a chat's messages again after a change in another tab."""
     revision = services.feed.revision
     view = await read_shown_if_any(services, owner, chat_id, first=first_on(request))
     if view is not None:
@@ -231,7 +230,7 @@ async def show_turns(request: Request, services: Services, owner: Owner, chat_id
             "key": new_id(),
             "last_user_message": "",
         }
-        # The page keeps the chat's id, because undo in another tab may restore it.
+        # The page keeps the chat's id, because undo in another tab may restore the chat.
         gone |= in_step_context(request, revision) | {"chat": {"id": chat_id}}
         return await services.pages.respond(request, "_gone.html", 404, **gone)
     raise Problem(404, words["error_unknown_chat"])
@@ -269,18 +268,18 @@ async def keep(request: Request, services: Services, owner: Owner, chat_id: str)
 
 @router.post("/chats/{chat_id}/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Move a chat to the trash, restorable for a moment."""
+    # The chat can be restored from the trash for a short time.
     chat = await find_chat(services, owner, chat_id)
     fields = await read_form(request)
     current = fields.get("current", chat.id)
     services.turns.stop_chat(owner, chat.id)
     trash_id = await services.shared.store.trash_chat(owner, chat.id)
     if trash_id is None:
-        raise Problem(404, words["error_unknown_chat"])  # deleted by another tab
+        raise Problem(404, words["error_unknown_chat"])  # another tab has deleted it
     services.feed.announce(owner, chat.id, tab_of(request))
     if not is_fragment(request) or current == chat.id:
         return to_page(request, f"/?undo={trash_id}")
-    shown = await services.shared.store.chat(owner, current) if is_id(current) else None  # stays on the page
+    shown = await services.shared.store.chat(owner, current) if is_id(current) else None  # the open chat
     listed = await list_context(services, owner, shown, fields.get("count", ""))
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{trash_id}"}
     return await services.pages.respond(request, "_chat_list.html", **listed, chat=shown, toast=toast, in_place=True)
@@ -288,13 +287,13 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
 
 @router.post("/chats/{chat_id}/clear", dependencies=[GUARDED])
 async def clear(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Delete the messages and keep the settings."""
+    """Delete a chat's messages but keep its settings."""
     return await _empty(request, services, owner, chat_id, reset=False)
 
 
 @router.post("/chats/{chat_id}/reset", dependencies=[GUARDED])
 async def reset(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Delete the messages and reset the settings."""
+    """Delete a chat's messages and reset its settings."""
     return await _empty(request, services, owner, chat_id, reset=True)
 
 
@@ -327,8 +326,7 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
 
 @router.get("/chats/{chat_id}/suggestions", dependencies=[GUARDED])
 async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Return follow-up questions, or 204."""
-    # The chat may have been deleted or continued since the page asked: 204, not an error.
+    # Not an error: the chat may have been deleted or continued in the meantime.
     view = await read_branch_if_any(services, owner, chat_id, last_shown(request))
     if view is None:
         return Response(status_code=204)
@@ -337,7 +335,7 @@ async def suggestions(request: Request, services: Services, owner: Owner, chat_i
         return Response(status_code=204)
     tools = services.toolbox.definitions(settings.tool_names)
     engine, choice = await loaded_engine(*models_of(services), settings.model)
-    if engine is None:  # suggestions alone do not load a model
+    if engine is None:  # a model is not loaded only for suggestions
         return Response(status_code=204)
     documents = await documents_in(services, owner, view, choice)
     found = await services.suggestions.after(owner, chat, line, settings, tools, view.first_id, choice, documents)
@@ -360,4 +358,4 @@ async def _empty(request: Request, services: ChatServices, owner: str, chat_id: 
 
 def _marked(snippet: str) -> Markup:
     text = str(escape(_MARKS.sub("", snippet))).replace(HIT_BEGINS, "<mark>").replace(HIT_ENDS, "</mark>")
-    return Markup(text)  # escaped first: only the <mark> tags are markup
+    return Markup(text)  # safe: the text is escaped before the <mark> tags are inserted

@@ -1,6 +1,6 @@
-"""The library: documents with their states, upload, search, and the text of a document by page.
+"""Routes of documents: list, upload and search stored documents, and show their text by page.
 
-For a question, only the text of a document is returned, which the page attaches; nothing is stored.
+Files attached to a question are not stored: the route returns their text, and the page attaches it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ attachments_router = APIRouter()
 async def read_attachment(
     request: Request, services: Services, owner: Owner, extension: Annotated[str, Query(max_length=10)] = ""
 ) -> JSONResponse:
-    """Return the text of the document in the body, or the sentence in which it is refused (422)."""
+    """Return the text of the document in the request body, or an error message (422)."""
     data = await request.body()
     try:
         async with services.documents.turn(owner):
@@ -80,9 +80,9 @@ async def library_page(
     q: Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)] = "",
     chat: str = "",
 ) -> Response:
-    """Show the documents of no project, or passages of all documents with words of `q`.
+    """Show the user's documents outside of projects, or search all documents for `q`.
 
-    Chosen ones are asked about in `chat`, or a new one.
+    Selected documents are attached to a question in `chat`, or in a new chat.
     """
     context = await documents_context(services, owner)
     context |= {
@@ -119,9 +119,9 @@ async def upload(
     name: Annotated[str, Query(max_length=1000)] = "",
     library: str = "",
 ) -> JSONResponse:
-    """Store the file in the body as a document, of a project if `library` names one, which is then parsed.
+    """Store the file in the request body and queue it for parsing. Identical content is stored once.
 
-    The same content is stored once.
+    library: id of a project, or empty for the user's own documents.
     """
     project = await find_project(services, owner, library) if library else None
     if project is not None and project.rights == "read":
@@ -142,7 +142,6 @@ async def upload(
 
 @router.get("/documents/{document_id}/state", dependencies=[GUARDED])
 async def state(services: Services, owner: Owner, document_id: str) -> JSONResponse:
-    """Return the state of a document, and why it cannot be read."""
     return JSONResponse(_state(await _find(services, owner, document_id)))
 
 
@@ -157,7 +156,10 @@ async def show_document(
     end: int = -1,
     revision: str = "",
 ) -> Response:
-    """Show the text of a page, or of the page with character `at`, highlighted up to `end` if it is of `revision`."""
+    """Show the text of a page, or of the page that contains character `at`.
+
+    Characters `at` to `end` are highlighted if the document still has the given `revision`.
+    """
     document = await _find(services, owner, document_id)
     text = await services.shared.store.documents.text(owner, document.id)
     before, quoted, shown, pages = "", "", "", text.pages if text is not None else ()
@@ -188,7 +190,7 @@ async def show_document(
 
 @router.get("/documents/{document_id}/file", dependencies=[GUARDED])
 async def download(services: Services, owner: Owner, document_id: str) -> Response:
-    """Return the file as it was uploaded, to be saved rather than shown."""
+    """Return the uploaded file as a download."""
     document = await _find(services, owner, document_id)
     name = quote(document.name.rpartition("/")[2], safe="")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
@@ -198,7 +200,6 @@ async def download(services: Services, owner: Owner, document_id: str) -> Respon
 
 @router.get("/documents/{document_id}/pages/{page}/image", dependencies=[GUARDED])
 async def page_image(services: Services, owner: Owner, document_id: str, page: int) -> Response:
-    """Return a page of a PDF file as an image."""
     document = await _find(services, owner, document_id)
     if document.state != "ready" or document.kind != "PDF" or not 1 <= page <= document.pages:
         raise Problem(404, words["document_unknown"])
@@ -212,7 +213,7 @@ async def page_image(services: Services, owner: Owner, document_id: str, page: i
 
 @router.post("/documents/{document_id}/retry", dependencies=[GUARDED])
 async def retry(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
-    """Parse a document again that could not be read."""
+    """Parse a document again after a failure."""
     await read_form(request)
     where = await _list_of(services, owner, document_id)
     if not await services.shared.store.documents.retry(owner, document_id):
@@ -223,7 +224,6 @@ async def retry(request: Request, services: Services, owner: Owner, document_id:
 
 @router.post("/documents/{document_id}/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, document_id: str) -> Response:
-    """Delete a document with everything derived from it."""
     await read_form(request)
     where = await _list_of(services, owner, document_id)
     if not await services.shared.store.documents.delete(owner, document_id):
@@ -233,7 +233,7 @@ async def delete(request: Request, services: Services, owner: Owner, document_id
 
 
 async def _list_of(services: ChatServices, owner: str, document_id: str) -> str:
-    # Raises Problem 404.
+    # Raises Problem (404).
     document = await _find(services, owner, document_id)
     libraries = await services.shared.store.documents.libraries(owner)
     is_in_project = any(each.id == document.library_id and each.is_project for each in libraries)
@@ -241,7 +241,7 @@ async def _list_of(services: ChatServices, owner: str, document_id: str) -> str:
 
 
 async def chosen_documents(services: ChatServices, owner: str, ids: Sequence[str]) -> list[StoredDocument]:
-    """Return documents that a page was asked to attach, at most as many as a question may have."""
+    """Return the ready documents among `ids`, at most as many as can be attached to a question."""
     found = await services.shared.store.documents.some(owner, [each for each in ids if is_id(each)][:MAX_ATTACHMENTS])
     return [each for each in found if each.state == "ready"]
 

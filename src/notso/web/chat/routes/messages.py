@@ -1,4 +1,4 @@
-"""Routes for one message: show, copy, edit, regenerate, continue, rate, delete, choose a version, branch."""
+"""Routes for a single message: show, copy, edit, regenerate, continue, rate, delete, select a version, branch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Part = Literal["answer", "reasoning", "all", "note"]
 async def show_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str, after: str = ""
 ) -> Response:
-    """Show one message after its stream ended, with matching buttons."""
+    """Show a message whose stream has ended, and update the composer."""
     view = await read_shown(services, owner, chat_id, through=message_id)
     shown = next((each for each in view.path if each.message.id == message_id), None)
     if shown is None and is_id(message_id):
@@ -55,7 +55,7 @@ async def show_message(
 
 @router.get("/text", dependencies=[GUARDED])
 async def text(services: Services, owner: Owner, chat_id: str, message_id: str, part: Part = "answer") -> Response:
-    """Return a message's source; `note`: why it failed."""
+    """Return a part of a message as plain text. The part `note` is the error message."""
     message = await find_message(services, owner, chat_id, message_id)
     reasoning = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
     texts = {"answer": message.content, "reasoning": message.reasoning, "all": reasoning + message.content}
@@ -73,7 +73,7 @@ async def edit_form(request: Request, services: Services, owner: Owner, chat_id:
 
 @router.post("/edit", dependencies=[GUARDED])
 async def edit(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Ask an edited question again, or replace an answer's text."""
+    """Submit an edited question, or replace the text of an answer."""
     fields = await read_form(request)
     with keeping(fields.get("text", "")):
         message = await find_message(services, owner, chat_id, message_id)
@@ -106,7 +106,7 @@ async def regenerate(request: Request, services: Services, owner: Owner, chat_id
 async def continue_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str
 ) -> Response:
-    """Continue an answer; mode `answer` closes its thought first."""
+    """Continue an answer. Mode `answer` ends its reasoning first."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     if (
@@ -132,7 +132,6 @@ async def choose(request: Request, services: Services, owner: Owner, chat_id: st
 
 @router.get("/again", dependencies=[GUARDED])
 async def again_form(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Show the form for another version with another model or temperature."""
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
     shown: dict[str, Any] = {
@@ -149,7 +148,7 @@ async def again_form(request: Request, services: Services, owner: Owner, chat_id
 
 @router.post("/rate", dependencies=[GUARDED])
 async def rate(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Rate an answer: mode `up`, `down`, or `none` to take the rating back."""
+    """Rate an answer: mode `up`, `down`, or `none` to remove the rating."""
     ratings: dict[str, Rating] = {"up": 1, "down": -1, "none": 0}
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
@@ -163,7 +162,7 @@ async def rate(request: Request, services: Services, owner: Owner, chat_id: str,
 
 @router.post("/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Delete a message and what follows it in its branch; can be undone."""
+    """Delete a message and all messages below it. This can be undone."""
     await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     trash_id = await services.shared.store.trash_message(owner, chat_id, message.id)
@@ -176,7 +175,7 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
 
 @router.post("/branch", dependencies=[GUARDED])
 async def branch(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Copy the messages down to this one into a new chat."""
+    """Copy the branch that ends in this message to a new chat."""
     await read_form(request)
     known = is_id(chat_id) and is_id(message_id)
     found = await services.shared.store.branch(owner, chat_id, message_id) if known else None
@@ -192,7 +191,7 @@ async def branch(request: Request, services: Services, owner: Owner, chat_id: st
 
 @router.post("/unsummarize", dependencies=[GUARDED])
 async def unsummarize(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Remove a summary, so that the model reads everything again."""
+    """Remove a summary, so that prompts contain the messages above it again."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     through = last_shown(request, fields)

@@ -28,7 +28,7 @@ router = APIRouter()
 
 @router.get("/models", dependencies=[GUARDED])
 async def models_page(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    """Show the models; with `chat` ("new" or an id) choosing one leads back there."""
+    """Show the models. Loading one returns to `chat` ("new" or an id) if given."""
     sidebar = await sidebar_context(services, owner)
     context = await _context(services) | {"return_to": chat if is_id(chat) else "" if chat == "new" else None}
     return await services.pages.respond(request, "models.html", **sidebar, **context)
@@ -36,7 +36,7 @@ async def models_page(request: Request, services: Services, owner: Owner, chat: 
 
 @router.get("/models/download", dependencies=[GUARDED])
 async def show_download(request: Request, services: Services) -> Response:
-    """Show the part of the page that is polled while a model loads."""
+    # The page polls this part while a model is downloaded or loaded.
     if not is_fragment(request):
         return RedirectResponse("/models", 303)
     return await services.pages.respond(request, "_models.html", **await _context(services))
@@ -44,7 +44,7 @@ async def show_download(request: Request, services: Services) -> Response:
 
 @router.post("/models/download", dependencies=[operator_only(audit="fetched a model")])
 async def begin_download(request: Request, services: Services) -> Response:
-    """Start or resume a download; the file then replaces the demo model."""
+    """Start or resume a download. The downloaded model then replaces the demo model."""
     name = (await read_form(request)).get("name", "")
     file = next((file for file in official_files() if file.name == name), None)
     if file is None:
@@ -59,7 +59,6 @@ async def begin_download(request: Request, services: Services) -> Response:
 
 @router.post("/models/download/stop", dependencies=[operator_only()])
 async def stop_download(request: Request, services: Services) -> Response:
-    """Stop a download, keeping what was received."""
     await read_form(request)
     services.downloads.stop()
     return await shown(request, services)
@@ -67,13 +66,13 @@ async def stop_download(request: Request, services: Services) -> Response:
 
 @router.post("/models/switch", dependencies=[operator_only(audit="switched the model")])
 async def switch_model(request: Request, services: Services) -> Response:
-    """Make another model the default; running answers finish, new ones wait for it."""
+    """Make another model the default. Running answers finish first; new ones wait for the model."""
     fields = await read_form(request)
     host, registry = services.shared.engine, services.shared.model_registry
     name, inventory = fields.get("model", ""), await _inventory(services)
     chosen = inventory.find(name)
     if chosen is None and "command" in fields:
-        # A command may give any part of a name that only one model has.
+        # A command may give a part of a model's name if it is unambiguous.
         likely = inventory.like(name)
         if len(likely) > 1:
             names = ", ".join(each.model.name for each in likely)
@@ -85,7 +84,7 @@ async def switch_model(request: Request, services: Services) -> Response:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
     if registry.check is not None:
         try:
-            # An unsupported file is refused before the running model is replaced.
+            # Reject an unsupported file before the current model is unloaded.
             await asyncio.to_thread(registry.check, chosen.path)
         except (NotsoError, OSError) as error:
             raise Problem(400, words["error_model_refused"].format(name=chosen.model.name, reason=error)) from error
@@ -106,7 +105,7 @@ async def shown(request: Request, services: ChatServices) -> Response:
 async def _context(services: ChatServices) -> dict[str, Any]:
     folder = services.shared.settings.adapter_dir
     files = await asyncio.to_thread(adapter_files, folder)
-    inventory = await _inventory(services)  # the last await: all that follows is of one moment
+    inventory = await _inventory(services)  # the last await, so that the state read below is consistent
     engine, download = services.shared.engine, services.downloads.current
     loaded = engine.engine.adapters.infos if engine.engine is not None else {}
     in_use = {Path(each.path).name for each in loaded.values()}
@@ -154,14 +153,14 @@ async def load_adapter(request: Request, services: Services) -> Response:
 
 @router.post("/models/adapters/unload", dependencies=[operator_only(audit="unloaded an adapter")])
 async def unload_adapter(request: Request, services: Services) -> Response:
-    """Remove an adapter; running answers keep it until they end."""
+    """Unload an adapter. Running answers use it until they end."""
     name, engine = (await read_form(request)).get("name", ""), services.shared.engine.engine
     if engine is None or name not in engine.adapters.infos:
         raise Problem(404, words["error_unknown_adapter"])
     try:
         await asyncio.to_thread(engine.adapters.remove, name)
     except NotsoError as error:
-        if name not in engine.adapters.infos:  # removed in between
+        if name not in engine.adapters.infos:  # removed in the meantime
             raise Problem(404, words["error_unknown_adapter"]) from error
         raise Problem(400, words["error_adapter"].format(reason=error)) from error
     return await shown(request, services)

@@ -1,4 +1,4 @@
-"""The operator's page: keys, usage per key and user, and audit log, but no content."""
+"""The operator's page: keys, usage per key and user, and the audit log. It shows no content of chats."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ router = APIRouter()
 DAYS = 30
 LIMITS = ("requests_per_minute", "requests_per_day", "tokens_per_day")
 MAX_ROWS, MAX_ENTRIES = 500, 200
-STOP_ROUNDS, STOP_SECONDS = 50, 0.1  # for requests of a user that is removed
+STOP_ROUNDS, STOP_SECONDS = 50, 0.1  # retries while stopping the requests of a user to be removed
 
 
 @router.get("/operator", dependencies=[operator_only(audit="looked at the operator's page")])
 async def operator_page(request: Request, services: Services, owner: Owner) -> Response:
-    """Show the page, to operators only."""
     return await _page(request, services, owner)
 
 
@@ -52,7 +51,6 @@ async def create_key(request: Request, services: Services, owner: Owner) -> Resp
 
 @router.post("/operator/keys/revoke", dependencies=[operator_only()])
 async def revoke_key(request: Request, services: Services, owner: Owner) -> Response:
-    """Revoke a key at once."""
     accounts = _accounts(services)
     name = (await read_form(request)).get("name", "")
     key = await accounts.store.revoke_key(name, time.time_ns() // 1_000_000)
@@ -64,7 +62,7 @@ async def revoke_key(request: Request, services: Services, owner: Owner) -> Resp
 
 @router.post("/operator/users/remove", dependencies=[operator_only()])
 async def remove(request: Request, services: Services, owner: Owner) -> Response:
-    """Delete a user's key, chats, documents and usage for good."""
+    """Permanently delete a user's key, chats, documents and usage."""
     accounts, shared = _accounts(services), services.shared
     name = (await read_form(request)).get("name", "").strip()
     try:
@@ -75,7 +73,7 @@ async def remove(request: Request, services: Services, owner: Owner) -> Response
         return await _page(request, services, owner, problem=words["error_remove_self"])
     if user.startswith(KEY_OWNER) and (key := await accounts.store.key(user.removeprefix(KEY_OWNER))) is not None:
         await accounts.store.revoke_key(key.name, time.time_ns() // 1_000_000)
-    for _ in range(STOP_ROUNDS):  # what still runs would be stored after the removal
+    for _ in range(STOP_ROUNDS):  # a running request would store its answer after the removal
         if not shared.requests.stop_owner(user):
             break
         await asyncio.sleep(STOP_SECONDS)
@@ -116,7 +114,7 @@ async def _page(
         problem=problem,
         secret=secret,
     )
-    if secret:  # shown once: the browser keeps no copy of the page either
+    if secret:  # the secret is shown only once, so the browser must not cache the page
         response.headers["Cache-Control"] = "no-store"
     return response
 

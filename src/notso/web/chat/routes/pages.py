@@ -1,4 +1,7 @@
-"""Chat pages, their assets, sending messages and streaming answers; all works with and without JavaScript."""
+"""Routes of chat pages and their assets, sending messages, and streaming answers.
+
+Pages and forms also work without JavaScript, but answers are then shown only after a reload.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +62,10 @@ Chosen = Annotated[Sequence[str], Query(max_length=100)]
 
 @router.get("/static/{path:path}", dependencies=[PUBLIC])
 async def static_file(request: Request, services: Services, path: str) -> Response:
-    """Serve an asset from memory."""
     asset = services.assets.by_path.get(path)
     if asset is None:
         return PlainTextResponse("Not found.\n", 404)
-    # The address holds the digest, so an asset never changes.
+    # The address contains the file's digest, so the content at an address never changes.
     headers = {"Cache-Control": FOREVER, "Vary": "Accept-Encoding"}
     if accepts_gzip(request.headers):
         return Response(asset.packed, media_type=asset.media_type, headers=headers | {"Content-Encoding": "gzip"})
@@ -144,7 +146,7 @@ async def show_earlier(request: Request, services: Services, owner: Owner, chat_
 
 @router.post("/chats/{chat_id}/messages", dependencies=[GUARDED])
 async def send_message(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Store a turn and return both of its messages."""
+    """Store a question and queue its answer."""
     fields = await read_form(request)
     last = last_shown(request, fields)
     with keeping(fields.get("text", "")):
@@ -160,7 +162,7 @@ async def send_message(request: Request, services: Services, owner: Owner, chat_
 
 @router.post("/chats/{chat_id}/thinking", dependencies=[GUARDED])
 async def set_thinking(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Set thinking and its budget for the next message."""
+    """Set whether the model reasons, and its budget."""
     chat = await find_chat(services, owner, chat_id)
     await _with_toggle(services, owner, chat, await read_form(request))
     return back(request, f"/chats/{chat.id}")
@@ -168,7 +170,6 @@ async def set_thinking(request: Request, services: Services, owner: Owner, chat_
 
 @router.post("/generations/{generation_id}/stop", dependencies=[GUARDED])
 async def stop(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """Stop an answer and keep its text."""
     message = await find_generation(services, owner, generation_id)
     await read_form(request)
     services.turns.stop(generation_id)
@@ -177,7 +178,7 @@ async def stop(request: Request, services: Services, owner: Owner, generation_id
 
 @router.post("/generations/{generation_id}/answer-now", dependencies=[GUARDED])
 async def answer_now(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """End the thinking of a running answer."""
+    """End the reasoning of a running answer."""
     message = await find_generation(services, owner, generation_id)
     await read_form(request)
     services.turns.answer_now(generation_id)
@@ -185,16 +186,16 @@ async def answer_now(request: Request, services: Services, owner: Owner, generat
 
 
 async def attached(services: Services, owner: Owner, generation_id: str) -> tuple[StoredMessage, TurnLog]:
-    """Return an answer and its log. Raises Problem 404 and 429."""
+    """Return an answer and its event log. Raises Problem (404, 429)."""
     message = await find_generation(services, owner, generation_id)
-    # Refused before anything is rendered for it.
+    # Reject the request before anything is rendered for it.
     if services.turn_streams.full(owner):
         raise Problem(429, words["error_streams"], retry_after_seconds=5)
     await services.turns.begun(generation_id)
     turn = services.turns.find(generation_id)
     if turn is not None:
         return message, turn.log
-    message = await find_generation(services, owner, generation_id)  # the turn may have ended since it was read
+    message = await find_generation(services, owner, generation_id)  # again: the turn may have ended since
     log = await services.relay.log_of(owner, message) if message.active else None
     if log is not None:
         return message, log
@@ -212,13 +213,13 @@ async def events(
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
-    """Stream an answer: a snapshot or what followed Last-Event-ID, then updates, then `done`.
+    """Stream an answer as server-sent events: a snapshot or the events after Last-Event-ID, updates, then `done`.
 
-    With `after`, the events of /feed since that revision are included.
+    With `after`, the stream includes the events of /feed since that revision.
     """
     message, log = target
     events = turn_events(message.id, log, last_number(last_event_id))
-    # One connection per page, not two.
+    # The events of /feed are included so that a page needs only one connection.
     if after:
         others = feed_events(services.feed, after, owner, message.chat_id, tab, numbered=False)
         events = both(events, others)
@@ -234,9 +235,9 @@ async def feed(
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
-    """Stream changes by other tabs: `chats` (the list) and `turns` (this chat)."""
+    """Stream changes in other tabs as events: `chats` (the list) and `turns` (messages of `chat`)."""
     shown = await services.shared.store.chat(owner, chat) if is_id(chat) else None
-    if shown is not None:  # a short answer may have ended before its page was loaded
+    if shown is not None:  # an answer that ended before its page was loaded is read now
         await _seen(services, owner, shown)
     events = feed_events(services.feed, last_event_id or after, owner, chat, tab)
     return CountedStream(services.page_streams, owner, events)
@@ -244,11 +245,11 @@ async def feed(
 
 @router.get("/status", dependencies=[GUARDED])
 async def status(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    """Show badge and banner, polled while a model loads or answers run."""
+    # The page polls this while a model is loading or an answer is running.
     view = await read_shown_if_any(services, owner, chat)
     context = status_context(services, view) | details_context(services, view.path if view is not None else [])
     context["polling"] = context["polling"] or services.turns.unfinished > 0
-    # The badge's text stays as it is: an answer's stream sets it.
+    # The badge's text is not replaced here: the stream of an answer updates it.
     where = f"/chats/{chat}" if is_id(chat) else ""
     return await services.pages.respond(request, "_status.html", **context, where=where)
 
@@ -263,7 +264,7 @@ async def status_details(request: Request, services: Services, owner: Owner, cha
 async def _seen(services: ChatServices, owner: str, chat: Chat) -> None:
     if not chat.unread:
         return
-    with contextlib.suppress(StorageError):  # a mark that stays must not hide the chat
+    with contextlib.suppress(StorageError):  # show the chat even if its unread mark cannot be removed
         await services.shared.store.update_chat(owner, chat.id, unread=False)
         services.feed.announce(owner, chat.id, "", turns=False)
 

@@ -1,8 +1,8 @@
-"""Frames for what a model wrote: HTML and SVG without scripts, forms, network or origin; diagrams with scripts only.
+"""Sandboxed frames for model output: previews of HTML and SVG without scripts, forms or network, and diagrams.
 
-The sanitizer removes scripts and anything that loads by itself; the frame's policy refuses the rest. The frame of
-diagrams has an origin of its own, to which the page's files are not served, so its scripts are part of its document;
-its policy allows only their digests.
+For previews, the sanitizer removes scripts and resources that load automatically, and the frame's content security
+policy blocks whatever remains. The frame for diagrams has an opaque origin that cannot load the page's files, so its
+scripts are inlined, and its policy allows only scripts with these digests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'self'"
 )
-_CALM = (  # effects so slow to draw that they freeze the page around the frame
+_CALM = (  # disables effects that are slow enough to freeze the page around the frame
     "<style>@layer calm { * { filter: none !important; backdrop-filter: none !important; "
     "mix-blend-mode: normal !important } }</style>"
 )
@@ -40,10 +40,10 @@ _CALM = (  # effects so slow to draw that they freeze the page around the frame
 
 @router.post("/preview", dependencies=[GUARDED])
 async def show_preview(request: Request, services: Services, owner: Owner) -> Response:
-    """Render the text, or why it was refused."""
+    """Render the code in the request, or an error message."""
     text = (await read_form(request)).get("text", "")
     try:
-        # Each preview starts a process: one at a time per owner.
+        # A preview runs in a child process; each user may have one at a time.
         async with services.previews.turn(owner):
             return _page(await preview_html(text))
     except ConfinedWorkError:
@@ -67,7 +67,7 @@ _PAGE = (
 
 @router.get("/diagram", dependencies=[PUBLIC])
 async def show_frame(request: Request) -> Response:
-    """Return the frame's document, which is the same for everyone and holds no user's data."""
+    """Return the document of the frame, which is the same for all users and contains no data."""
     page, policy = await asyncio.to_thread(_frame)
     headers = {"Content-Security-Policy": policy, "Cache-Control": "public, max-age=3600", "Vary": "Accept-Encoding"}
     if accepts_gzip(request.headers):
@@ -78,7 +78,7 @@ async def show_frame(request: Request) -> Response:
 
 @cache
 def _frame() -> tuple[Asset, str]:
-    # `<!--` would hide the end of the script; both spellings are the same text to JavaScript.
+    # `<!--` would hide the end of the script element. `\x21` is the same character in a JavaScript string.
     scripts = [(STATIC_DIRECTORY / name).read_text("utf-8").replace("<!--", "<\\x21--") for name in SCRIPTS]
     digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)

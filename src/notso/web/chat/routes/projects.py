@@ -1,4 +1,4 @@
-"""Projects: libraries with chats, instructions, default settings and members."""
+"""Routes of projects: document libraries with chats, instructions, default settings and members."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 
 @router.get("/projects/{project_id}", dependencies=[GUARDED])
 async def show_project(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
-    """Show a project with its documents and the caller's chats in it."""
     project = await find_project(services, owner, project_id)
     documents = await documents_context(services, owner, project)
     if is_fragment(request):
@@ -47,7 +46,7 @@ async def show_project(request: Request, services: Services, owner: Owner, proje
 
 @router.post("/projects/{project_id}", dependencies=[GUARDED])
 async def change(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
-    """Rename a project, or change its instructions."""
+    """Rename a project or change its instructions."""
     project = await own_project(services, owner, project_id)
     fields = await read_form(request)
     changes: dict[str, str] = {}
@@ -70,7 +69,7 @@ async def change(request: Request, services: Services, owner: Owner, project_id:
 
 @router.post("/projects/{project_id}/delete", dependencies=[GUARDED])
 async def delete(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
-    """Delete a project with its documents for good; its chats stay."""
+    """Permanently delete a project and its documents. Its chats are kept."""
     project = await own_project(services, owner, project_id)
     await read_form(request)
     await services.shared.store.documents.delete_library(owner, project.id)
@@ -79,7 +78,7 @@ async def delete(request: Request, services: Services, owner: Owner, project_id:
 
 @router.post("/projects/{project_id}/members", dependencies=[GUARDED])
 async def set_member(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
-    """Add a member by the name of a key or of a signed-in user, or change what a member may do."""
+    """Add a member, named by a key or user name, or change a member's rights."""
     project = await own_project(services, owner, project_id)
     fields = await read_form(request)
     name, rights = fields.get("name", "").strip(), fields.get("rights", "")
@@ -106,7 +105,7 @@ async def remove_member(request: Request, services: Services, owner: Owner, proj
 
 @router.post("/chats/{chat_id}/project", dependencies=[GUARDED])
 async def move_chat(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Move a chat into a project, or out of its project."""
+    """Move a chat to a project or out of its project."""
     chat = await find_chat(services, owner, chat_id)
     project_id = (await read_form(request)).get("project", "")
     project = (await find_project(services, owner, project_id)).id if project_id else ""

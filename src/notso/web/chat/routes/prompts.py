@@ -1,5 +1,7 @@
-"""Saved prompts, reusable texts with a name that the command palette offers; and memory, the short list of an owner
-that prompts contain.
+"""Routes of saved prompts and of memory.
+
+A saved prompt is a named text that the command palette offers. Memory is a short list of a user's texts that is
+included in prompts.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ async def show_memory(request: Request, services: Services, owner: Owner) -> Res
 
 @memory_router.post("/memory", dependencies=[GUARDED])
 async def save_memory(request: Request, services: Services, owner: Owner) -> Response:
-    """Add an entry, or replace the text of `id`; an empty text deletes it."""
+    """Add an entry, or replace the text of entry `id`. Empty text deletes the entry."""
     fields = await read_form(request)
     typed, entry_id = fields.get("text", ""), fields.get("id", "")
     known = {each.id: each for each in await services.shared.store.memories(owner)}
@@ -90,7 +92,7 @@ async def show_prompts(request: Request, services: Services, owner: Owner) -> Re
 
 @router.post("/prompts", dependencies=[GUARDED])
 async def save_prompt(request: Request, services: Services, owner: Owner) -> Response:
-    """Add, replace or rename (`was`) a prompt."""
+    """Add or replace a prompt, or rename the prompt `was`."""
     fields = await read_form(request)
     name, kind, text = fields.get("name", "").strip(), fields.get("kind", ""), fields.get("text", "").strip("\n")
     typed = SavedPrompt(name, cast(PromptKind, kind if kind in KINDS else "message"), text)
@@ -106,7 +108,7 @@ async def save_prompt(request: Request, services: Services, owner: Owner) -> Res
     if len(saved | {name}) > MAX_PROMPTS:
         return await _page(request, services, owner, words["error_prompts"].format(limit=MAX_PROMPTS), typed)
     await services.shared.store.save_prompt(owner, typed)
-    # Saved under the new name first: a failure in between loses nothing.
+    # Save under the new name first, so that a failure in between loses nothing.
     if was != name and was in saved:
         await services.shared.store.delete_prompt(owner, was)
     return RedirectResponse("/prompts", 303)

@@ -1,4 +1,4 @@
-"""Routes for settings of a chat and of new chats, and for the cost estimate of a draft."""
+"""Routes for the settings of a chat and of new chats, and for the cost estimate of a draft."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ async def show_settings(
 async def change_settings(
     request: Request, services: Services, owner: Owner, chat: NamedChat, project: NamedProject
 ) -> Response:
-    """Change settings: missing and invalid fields stay, empty ones are reset."""
+    """Change settings. Missing and invalid fields keep their values; empty ones are reset to the default."""
     form = await read_form(request)
     if project is not None:
-        form.pop("system_prompt", None)  # a project has instructions
+        form.pop("system_prompt", None)  # a project has instructions instead
     settings, problems = changed(await _settings_of(services, owner, chat, project), form)
     by_command = "command" in form and is_fragment(request)
     if problems and by_command:
@@ -85,15 +85,15 @@ async def change_settings(
     else:
         await services.shared.store.update_chat(owner, chat.id, settings=settings)
         chat = await find_chat(services, owner, chat.id)
-    if problems:  # keep all typed text: the sheet may be closed before the errors are corrected
+    if problems:  # keep all input, because the dialog may be closed before the errors are corrected
         typed = {name: value for name, value in form.items() if name in shown_values({})}
         return await _show(request, services, owner, chat, project, typed=typed, problems=problems)
     if not is_fragment(request):
         of_chat = f"/chats/{chat.id}" if chat is not None else "/"
         return RedirectResponse(f"/projects/{project.id}" if project is not None else of_chat, 303)
-    # A command shows no form, so a toast reports the change.
+    # A change by a slash command shows no form: report it in a toast.
     toast = {"text": _report(form, chat), "undo_url": ""} if by_command else None
-    thinking = "thinking" in form  # the state of a page that has no chat yet
+    thinking = "thinking" in form  # the switch on a page whose chat does not exist yet
     return await _show(request, services, owner, chat, project, saved=not by_command, toast=toast, thinking=thinking)
 
 
@@ -104,22 +104,22 @@ async def estimate_new(request: Request, services: Services, owner: Owner) -> Re
 
 @router.post("/chats/{chat_id}/estimate", dependencies=[GUARDED])
 async def estimate(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Estimate context usage and prefill time with the draft."""
+    """Estimate the context usage and cost of a draft."""
     fields = await read_form(request)
     last = last_shown(request, fields)
     view = await read_branch_if_any(services, owner, chat_id, last)
     if view is None and is_fragment(request):
-        return Response(status_code=204)  # deleted just now; the page is about to leave it
+        return Response(status_code=204)  # just deleted; the page is about to be notified
     if view is None:
         raise Problem(404, words["error_unknown_chat"])
     if last and not view.line:
-        return Response(status_code=204)  # another tab emptied the chat; this page is about to show it
+        return Response(status_code=204)  # just cleared in another tab; the page is about to be notified
     return await _estimate(request, services, owner, fields, view)
 
 
 @router.post("/language", dependencies=[GUARDED])
 async def choose_language(request: Request) -> Response:
-    """Set the language of this browser; empty: the browser's own."""
+    """Set the page language for this browser. Empty selects the browser's default."""
     chosen = (await read_form(request)).get("language", "")
     if chosen and chosen not in LANGUAGES:
         raise Problem(400, words["error_form"])
@@ -226,7 +226,7 @@ async def _estimate(
             lambda: measure(engine, line, draft, settings, options, documents), text_size([*line, draft]), owner
         )
     except ModelError:
-        return Response(status_code=204)  # the engine is shutting down; the next keystroke retries
+        return Response(status_code=204)  # the engine is shutting down; the page retries on the next keystroke
     response = await services.pages.respond(
         request, "_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory()
     )
@@ -239,7 +239,7 @@ async def _estimate(
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """Sizes in bytes: chats with their log (None if stored elsewhere), and the KV cache."""
+    """Disk usage in bytes of chats (None if they are not stored in the folder) and of the KV cache."""
 
     path: Path
     chats_bytes: int | None
@@ -247,7 +247,7 @@ class DataFolder:
 
 
 def look_at(path: Path, *, is_shared: bool = False) -> DataFolder:
-    """Measure a data directory. Blocking: not for the event loop."""
+    """Measure a data directory. Blocking: do not call on the event loop."""
     chats = None if is_shared else sum(_size(file) for file in path.glob("notso.db*"))
     return DataFolder(path, chats, sum(_size(file) for file in (path / "kv").rglob("*")))
 
@@ -255,5 +255,5 @@ def look_at(path: Path, *, is_shared: bool = False) -> DataFolder:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size if path.is_file() else 0
-    except OSError:  # deleted meanwhile
+    except OSError:  # deleted in the meantime
         return 0

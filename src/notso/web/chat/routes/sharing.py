@@ -1,4 +1,4 @@
-"""Links to chats that anyone can read until they expire or are revoked."""
+"""Routes of shared links, which let anyone read a chat until the link expires or is revoked."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ HEADERS = {"X-Robots-Tag": "noindex", "Cache-Control": "no-store", "Referrer-Pol
 
 @router.get("/chats/{chat_id}/share", dependencies=[GUARDED])
 async def show_links(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Show the valid links to a chat, and the form for a new one."""
     return await _page(request, services, owner, await find_chat(services, owner, chat_id))
 
 
 @router.post("/chats/{chat_id}/share", dependencies=[audited("shared a chat")])
 async def add_link(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Make a link to what the chat shows now. Its secret is shown once and not stored."""
+    """Create a link to the chat as it is now. The secret in the link is shown once and not stored."""
     chat = await find_chat(services, owner, chat_id)
     days = (await read_form(request)).get("days", "")
     view = await read_shown(services, owner, chat_id)
@@ -61,7 +60,7 @@ async def delete_link(request: Request, services: Services, owner: Owner, chat_i
 
 @router.get("/shared/{secret}", dependencies=[PUBLIC])
 async def show_shared(request: Request, services: Services, secret: str) -> Response:
-    """Show a shared chat down to the message that was its last one, without thoughts."""
+    """Show a shared chat, without reasoning, as it was when the link was created."""
     store = services.shared.store
     share = await store.shared(_digest(secret), _now_ms()) if len(secret) < 100 else None
     found = await store.shown_chat(share.owner, share.chat_id, MOST_SHOWN, through=share.message_id) if share else None

@@ -1,4 +1,4 @@
-"""Sign-in by key or OpenID provider, and sign-out."""
+"""Routes for signing in with a key or an OpenID provider, and for signing out."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FLOW_SECONDS = 600
 
 
 class Provider(Protocol):
-    """An OpenID provider. Methods raise SignInError; `is_https`: the callback's scheme."""
+    """An OpenID provider. Methods raise SignInError. `is_https`: the callback address uses HTTPS."""
 
     is_https: bool
 
     async def begin(self, browser: str) -> str: ...
 
     async def finish(self, browser: str, state: str, code: str) -> Caller:
-        """Verify the callback."""
+        """Verify the callback and return the signed-in user."""
 
 
 @router.get("/login", dependencies=[PUBLIC])
@@ -53,7 +53,7 @@ async def login(request: Request, services: Services) -> Response:
 
 @router.get("/login/oidc", dependencies=[PUBLIC])
 async def go_to_provider(request: Request, services: Services) -> Response:
-    """Redirect to the provider, with a cookie identifying the browser."""
+    """Redirect to the provider, with a cookie that identifies the browser."""
     provider = _provider(request)
     browser, secure = secrets.token_urlsafe(32), provider.is_https or _is_secure(request)
     try:
@@ -67,7 +67,7 @@ async def go_to_provider(request: Request, services: Services) -> Response:
 
 @router.get("/login/oidc/callback", dependencies=[PUBLIC])
 async def come_back(request: Request, services: Services) -> Response:
-    """Complete the provider's sign-in."""
+    """Complete a sign-in after the provider's redirect."""
     query, provider = request.query_params, _provider(request)
     secure = provider.is_https or _is_secure(request)
     flow = cookie_name(request, FLOW_COOKIE)
@@ -79,8 +79,8 @@ async def come_back(request: Request, services: Services) -> Response:
     except SignInError as error:
         await _audit(request, services, NOBODY, "could not sign in")
         return await _ask(request, services, 403, str(error))
-    # A page that leads on by itself, not a redirect: a SameSite=Strict cookie is not sent with a navigation that
-    # another site started.
+    # Return a page that navigates to the chats instead of a redirect, because browsers do not send a SameSite=Strict
+    # cookie with a navigation that another site initiated.
     response = await services.pages.respond(request, "signed_in.html")
     response.delete_cookie(flow, path="/login", httponly=True, samesite="lax", secure=secure)
     await _begin_session(request, services, response, caller, secure=secure)
@@ -89,7 +89,7 @@ async def come_back(request: Request, services: Services) -> Response:
 
 @sessions.post("/logout", dependencies=[GUARDED])
 async def logout(request: Request, services: Services) -> Response:
-    """End the session everywhere its cookie was copied to."""
+    # Ending the session also invalidates copies of its cookie.
     ring: KeyRing = request.app.state.key_ring
     await read_form(request)
     await ring.end_session(request.cookies.get(cookie_name(request), ""))

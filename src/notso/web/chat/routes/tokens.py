@@ -1,4 +1,4 @@
-"""Routes for an answer's tokens: show them with their alternatives, continue from one of them, and give a receipt."""
+"""Routes for the tokens of an answer: show them with alternatives, continue from one, and download a receipt."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ async def show_tokens(
     at: int | None = None,
     first: int | None = None,
 ) -> Response:
-    """Show an answer's tokens, and with `at` what else could have been written there.
+    """Show an answer's tokens and, if `at` is given, the alternatives at that position.
 
-    JSON for clients that accept no HTML. A tool call divides an answer into runs, from 0; the last is shown first.
+    Returns JSON to clients that do not accept HTML. Tool calls divide an answer into runs, numbered from 0; the default
+    is the last one.
     """
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
@@ -80,7 +81,7 @@ async def show_tokens(
 
 @router.post("/fork", dependencies=[GUARDED])
 async def fork_message(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Continue an answer in a new version from token `at` of `run`, which becomes the id `token` or the `text`."""
+    """Create a version of an answer that replaces token `at` of `run` by a `token` id or by `text` and continues."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     trace = await trace_of(services, owner, message)
@@ -104,7 +105,7 @@ async def fork_message(request: Request, services: Services, owner: Owner, chat_
 async def receipt(
     services: Services, owner: Owner, chat_id: str, message_id: str, form: Literal["open", "sealed"] = "open"
 ) -> Response:
-    """Download the receipt of an answer, which `notso verify --receipt` checks."""
+    """Download the receipt of an answer, which can be checked with `notso verify --receipt`."""
     message = await find_message(services, owner, chat_id, message_id)
     told = await receipts_of(services, owner, message, sealed=form == "sealed")
     text = await asyncio.to_thread(json.dumps, told, indent=1)

@@ -1,6 +1,4 @@
-"""Permission for tool calls, the selection of tools for a chat, and routes for plugins: their commands, their pages,
-and restarting after a failure.
-"""
+"""Routes for tools and plugins: permission for tool calls, the tools of a chat, and plugins' commands and pages."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ NO_SCRIPTS = (
     "default-src 'none'; style-src 'self'; img-src 'self'; font-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-"""Policy without any script, even ours: untrusted text on a plugin's page could trigger them by markup."""
+"""Policy for plugins' pages. It excludes even our own scripts, which markup on an untrusted page could trigger."""
 MEDIA_TYPES = ("text/html", "text/plain", "text/csv", "application/json")
 
 
@@ -70,7 +68,6 @@ async def run_command(request: Request, services: Services, name: str, command: 
 @plugins_router.get("/plugins/{name}/pages/{path:path}", dependencies=[GUARDED])
 @plugins_router.post("/plugins/{name}/pages/{path:path}", dependencies=[GUARDED])
 async def show_page(request: Request, services: Services, owner: Owner, name: str, path: str) -> Response:
-    """Serve a plugin's page under a stricter policy."""
     form = await read_form(request) if request.method == "POST" else {}
     process = _find(services, name)
     if not any(row["path"] == path for row in process.offer.get("pages", [])):
@@ -91,7 +88,7 @@ async def show_page(request: Request, services: Services, owner: Owner, name: st
 
 
 def _is_status(status: Any) -> bool:
-    # No redirects, no 401, and neither 204 nor 205, which have no body.
+    # Excludes redirects, 401, and 204 and 205, which have no body.
     return type(status) is int and (200 <= status < 300 or 400 <= status < 500) and status not in (204, 205, 401)
 
 
@@ -118,13 +115,13 @@ OFFER_SECONDS = 60.0
 
 @router.get("/generations/{generation_id}/permission", dependencies=[GUARDED])
 async def show_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """Show a pending permission request or tool's question."""
+    """Show a pending request for permission or input."""
     return await _permission(request, services, await find_generation(services, owner, generation_id))
 
 
 @router.post("/generations/{generation_id}/permission", dependencies=[GUARDED])
 async def give_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """Answer a permission request; late answers change nothing."""
+    """Reply to a permission request. A late reply has no effect."""
     message = await find_generation(services, owner, generation_id)
     fields = await read_form(request)
     permission = fields.get("answer", "")
@@ -141,7 +138,7 @@ async def give_permission(request: Request, services: Services, owner: Owner, ge
 
 @router.post("/generations/{generation_id}/question", dependencies=[GUARDED])
 async def answer_question(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """Answer a tool server's question, or decline."""
+    """Reply to a tool server's request for input, or decline it."""
     message = await find_generation(services, owner, generation_id)
     fields = await read_form(request)
     form = {name: value for name, value in fields.items() if name == "answer" or name.startswith("value-")}
@@ -155,7 +152,6 @@ async def answer_question(request: Request, services: Services, owner: Owner, ge
 @router.get("/tools", dependencies=[GUARDED])
 @router.get("/chats/{chat_id}/tools", dependencies=[GUARDED])
 async def show_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
-    """Show the available tools with their prompt cost."""
     return await _show(request, services, owner, chat)
 
 
@@ -179,7 +175,7 @@ async def choose_tools(request: Request, services: Services, owner: Owner, chat:
 
 @router.post("/tools/offers/{command}", dependencies=[GUARDED])
 async def fetch_offer(request: Request, services: Services, command: str) -> JSONResponse:
-    """Return the text of an MCP server's prompt, or the name and text of its resource."""
+    """Return a prompt or resource of an MCP server."""
     typed = (await read_form(request)).get("argument", "")
     offers = services.mcp.offers() if services.mcp is not None else ()
     offer = next((each for each in offers if each.command == command), None)
@@ -198,7 +194,7 @@ async def fetch_offer(request: Request, services: Services, command: str) -> JSO
 
 def _is_chosen(name: str, fields: Mapping[str, str], stored: Sequence[str]) -> bool:
     checked = f"tool-{name}" in fields
-    # Unchanged in this form: another tab may have changed the stored value since.
+    # If unchanged in this form, keep the stored value, which another tab may have changed in the meantime.
     if "was" in fields and checked == (name in fields["was"].split()):
         return name in stored
     return checked
@@ -227,7 +223,7 @@ async def _show(request: Request, services: ChatServices, owner: str, chat: Chat
         try:
             costs = await asyncio.to_thread(_costs, engine, services.toolbox.all(), chosen, thinking, day)
         except ModelError:
-            costs = None  # the engine is shutting down, or its template has no tools
+            costs = None  # the engine is shutting down, or its template does not support tools
     return await services.pages.respond(
         request,
         "_tools.html" if is_fragment(request) else "tools.html",
@@ -244,7 +240,7 @@ async def _show(request: Request, services: ChatServices, owner: str, chat: Chat
 def _costs(
     engine: ChatEngine, tools: Sequence[ChatTool], chosen: Sequence[ChatTool], thinking: bool, day: date
 ) -> dict[str, int]:
-    # By tool; under '' those of all chosen ones.
+    # Returns the cost in tokens by tool name, and that of all chosen tools under ''.
     question = (Message("user", ""),)
 
     def count(some: Sequence[ChatTool]) -> int:

@@ -48,9 +48,9 @@ from notso.web.values.wording import number, words
 router = APIRouter()
 
 Kind = Literal["md", "json", "html"]
-GIVE_WAY_SECONDS = 2.0  # a download stalled for longer gives way to the next
+GIVE_WAY_SECONDS = 2.0  # a download that has stalled for this long is aborted when another is requested
 LEFT_OUT = ("pictures", "files", "tool_calls", "references", "texts", "chats", "damaged")
-"""What an import counts, in the order of its report."""
+"""Kinds of omitted content that an import counts, in the order in which they are reported."""
 IMPORT_TYPES = (
     *("application/json", "application/x-ndjson", "application/jsonl", "application/gzip", "application/zip"),
     *("application/x-zip-compressed", "application/octet-stream"),
@@ -60,7 +60,7 @@ STYLES = ("tokens.css", "surfaces.css", "text.css", "messages.css", "print.css")
 
 @router.get("/chats/{chat_id}/export/{kind}", dependencies=[GUARDED])
 async def export_chat(request: Request, services: Services, owner: Owner, chat_id: str, kind: Kind) -> Response:
-    """Export the shown branch as Markdown or HTML, or everything as JSON."""
+    """Export the shown branch as Markdown or HTML, or all branches as JSON."""
     chat = await find_chat(services, owner, chat_id)
     name = file_name(chat, kind)
     if kind == "json":
@@ -72,7 +72,7 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
 
 @router.get("/export", dependencies=[audited("exported all chats")])
 async def export_all(services: Services, owner: Owner) -> Response:
-    """Export all readable chats; the file name says if some are missing."""
+    """Export all readable chats. The file name indicates whether some are missing."""
     chats, name = await services.shared.store.chats(owner), "notso-chats.json"
     chats = [chat for chat in chats if not chat.temporary]
     if services.shared.store.read_only:
@@ -83,17 +83,17 @@ async def export_all(services: Services, owner: Owner) -> Response:
 
 @router.get("/backup", dependencies=[operator_only(audit="took a backup")])
 async def backup(services: Services) -> Response:
-    """Download a copy of the SQLite database. Raises Problem 429 while busy, 501 on PostgreSQL."""
+    """Download a copy of the SQLite database. Raises Problem (429 while busy, 501 with PostgreSQL)."""
     if services.shared.store.is_shared:
         raise Problem(501, BACKUP_ELSEWHERE)
-    # One at a time: each copy is as large as the database. A stalled download is dropped for the next.
+    # One backup at a time, because each copy is as large as the database. A stalled download is aborted for the next.
     if services.backup_waits or services.backing_up.locked():
         unread_since = services.backup_reader.unread_since if services.backup_reader is not None else None
         has_stalled = unread_since is not None and time.monotonic() - unread_since >= GIVE_WAY_SECONDS
         if services.backup_waits or services.backup_reader is None or not has_stalled:
             raise Problem(429, words["error_backing_up"], retry_after_seconds=10)
         services.backup_reader.drop()
-    services.backup_waits = True  # others would wait for the whole download of this one
+    services.backup_waits = True  # reject further requests, which would have to wait for this whole download
     try:
         await services.backing_up.acquire()
     finally:
@@ -111,15 +111,15 @@ async def backup(services: Services) -> Response:
 
 @router.post("/import", dependencies=[audited("imported chats")])
 async def import_chats(request: Request, services: Services, owner: Owner) -> Response:
-    """Add chats from an export of this or another program, or a message list.
+    """Import chats from an export of this or another program, or from a message list.
 
-    Chats that an earlier import brought are not added again; only their new messages are.
+    For chats that were imported before, only new messages are added.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (*IMPORT_TYPES, FORM_TYPE):
         raise Problem(415, words["import_unknown"])
     body = await request.body()
-    # Held until the chats are stored: a parsed file takes several times its size in memory.
+    # Limit imports until their chats are stored, because a parsed file takes several times its size in memory.
     async with services.importing.turn(owner):
         if kind == FORM_TYPE:
             form = body
@@ -134,7 +134,7 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did: ids of chats, in the order of the file, and numbers."""
+    """Result of an import: ids of chats in the order of the file, and counts."""
 
     chats: list[str]
     added: list[str]
@@ -175,7 +175,7 @@ async def _store(services: ChatServices, owner: str, read: Incoming) -> ImportRe
             chats.append(known.chat_id)
             continue
         key = chat.source or chat.id
-        if key not in new:  # the same chat may be in a file twice
+        if key not in new:  # a file may contain the same chat twice
             new[key] = chat, brought
             added.append(chat.id)
             messages += len(brought)
@@ -221,7 +221,7 @@ class _PassingFile(FileResponse):
             with contextlib.suppress(_ReaderGoneError):
                 await super().__call__(scope, receive, send_while_read)
         finally:
-            # The one backup is gone once it was sent or its reader left; then another may start.
+            # Delete the copy once it is sent or the client has disconnected; then another backup may start.
             self._services.backup_reader = None
             self._services.backing_up.release()
             await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
@@ -272,7 +272,7 @@ async def _as_markdown(services: ChatServices, owner: str, chat: Chat) -> AsyncI
 
 
 async def _as_html(request: Request, services: ChatServices, owner: str, chat: Chat) -> AsyncIterator[bytes]:
-    left = 0  # formulas that stay TeX
+    left = 0  # formulas that could not be converted to MathML
 
     async def written(messages: list[StoredMessage]) -> bytes:
         nonlocal left
@@ -304,11 +304,11 @@ async def _can_be_read(services: ChatServices, owner: str, chat: Chat) -> bool:
 
 def _css() -> Markup:
     texts = [path.read_text() for name in STYLES if (path := Path(STATIC_DIRECTORY, name)).exists()]
-    return Markup("\n".join(texts))  # trusted: the package's own files
+    return Markup("\n".join(texts))  # safe: files of this package
 
 
 async def _download(pieces: AsyncIterator[bytes], media_type: str, name: str) -> Response:
-    first = await anext(pieces)  # what fails at once has a status of its own
+    first = await anext(pieces)  # an immediate failure still gets an error status
 
     async def body() -> AsyncIterator[bytes]:
         yield first

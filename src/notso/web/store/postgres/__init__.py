@@ -1,1 +1,1 @@
-"""The store in a PostgreSQL database, which several processes share."""
+"""PostgreSQL implementation of the store, shared by several processes."""

@@ -1,8 +1,8 @@
-"""Connection pool for PostgreSQL, schema migration, and translation of database errors.
+"""Connection pool for PostgreSQL, leases, schema migration, and conversion of database errors.
 
-Connections run the shared statements and hold leases on unfinished answers. A process that writes answers has a row in
-`replicas` with the expiry of its lease, by the clock of the database. Leases also count from the start of the database:
-while it is down, none can be renewed.
+A process that generates answers has a row in `replicas` with the expiry time of its lease, by the clock of the
+database. Its unfinished answers are held under this lease. A lease is also valid for its full duration after a start of
+the database, because it cannot be renewed while the database is down.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from notso.web.values.errors import (
     StorageFullError,
 )
 
-FORGOTTEN_DAYS = 30  # the disk cache of a process away for longer is left to its operator
+FORGOTTEN_DAYS = 30  # operators must clear the disk cache of a process that was down for longer
 
 _UNFINISHED = "state IN ('queued', 'running')"
 
@@ -61,7 +61,7 @@ class _SentRows:
 
     @property
     def rowcount(self) -> int:
-        # rowcount is known only after the server's answer; fetching waits by itself.
+        # rowcount is known only after the server has responded. Fetching rows waits for this by itself.
         self._pipeline.sync()
         return self._cursor.rowcount
 
@@ -76,7 +76,7 @@ class _SentRows:
 
 
 class PostgresDatabase(Database):
-    """One connection, for the process named `replica`."""
+    """A connection of the process named `replica`."""
 
     for_update = " FOR UPDATE"
 
@@ -91,9 +91,9 @@ class PostgresDatabase(Database):
 
     @contextlib.contextmanager
     def transaction(self, begin: str) -> Iterator[None]:
-        """Run a transaction in pipeline mode: statements cost no round trip, only reads wait.
+        """Run a transaction in pipeline mode, in which only reads wait for a round trip.
 
-        An error is raised by the next read, or at the end.
+        An error is raised by the next read or at the end of the transaction.
         """
         try:
             with self._connection.pipeline() as self._pipeline:
@@ -110,7 +110,7 @@ class PostgresDatabase(Database):
 
     def begin_much(self) -> None:
         self.execute("SET CONSTRAINTS ALL DEFERRED")
-        # The transaction waits while the other database is read.
+        # The transaction is idle while the other database is read.
         self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     # ---- search index: rows are deleted with their chat or message (ON DELETE CASCADE)
@@ -152,7 +152,7 @@ class PostgresDatabase(Database):
 
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
         self.execute(
-            # Recorded as an orphan for the next heartbeat of any process.
+            # Record the answer as an orphan, to be reported by the next heartbeat of any process.
             "WITH ended AS (UPDATE messages SET state = 'interrupted', holder = NULL"
             f" WHERE chat_id = ? AND owner = ? AND {_UNFINISHED} AND holder <> ? AND {_gone()} RETURNING *)"
             " INSERT INTO orphans (generation_id, owner, chat_id, message_id)"
@@ -181,7 +181,7 @@ class PostgresDatabase(Database):
         taken = self._take_orphans(known) if known is not None else []
         ended = self.execute(
             "UPDATE messages SET state = CASE WHEN " + _UNFINISHED + " THEN 'interrupted' ELSE state END, holder = NULL"
-            # SKIP LOCKED: of concurrent heartbeats only one gets an orphan.
+            # SKIP LOCKED ensures that only one of several concurrent heartbeats gets an orphan.
             f" WHERE id IN (SELECT id FROM messages WHERE holder IS NOT NULL AND {_gone()} FOR UPDATE SKIP LOCKED)"
             " RETURNING owner, chat_id, id AS message_id, generation_id"
         ).fetchall()
@@ -197,7 +197,7 @@ class PostgresDatabase(Database):
         return Heartbeat(orphans, adopted, self._lost(running))
 
     def _take_orphans(self, known: frozenset[str]) -> list[Any]:
-        # Also those of this process that it does not know: a heartbeat took them whose result did not arrive.
+        # Includes orphans already held by this process but not known to it, because an earlier result may be lost.
         return self._connection.execute(
             "UPDATE messages SET holder = %s WHERE id IN (SELECT messages.id FROM messages"
             " JOIN answer_traces ON message_id = messages.id"
@@ -209,7 +209,7 @@ class PostgresDatabase(Database):
         ).fetchall()
 
     def leave(self) -> None:
-        """End this process's lease, and interrupt its unfinished answers that no other can continue."""
+        """End this process's lease, and interrupt its unfinished answers that other processes cannot continue."""
         self.execute(
             f"UPDATE messages SET state = 'interrupted', holder = NULL WHERE holder = ? AND {_UNFINISHED}"
             " AND id NOT IN (SELECT message_id FROM answer_traces WHERE tries < ?)",
@@ -239,7 +239,7 @@ class PostgresDatabase(Database):
         self.execute("INSERT INTO forgotten (owner, first_message_id) VALUES (?, ?)", (owner, first_message_id))
 
     def forgotten(self, after: int) -> list[Any]:
-        """Return conversations that any process purged since number `after`."""
+        """Return the conversations purged by any process, starting after number `after`."""
         self.execute(f"DELETE FROM forgotten WHERE since < clock_timestamp() - interval '{FORGOTTEN_DAYS} days'")
         return self.execute(
             "SELECT number, owner, first_message_id FROM forgotten WHERE number > ? ORDER BY number", (after,)
@@ -256,7 +256,7 @@ def _gone() -> str:
 
 
 logger = logging.getLogger("notso.web.store")
-for noisy in ("psycopg", "psycopg.pool"):  # they log every failed reconnect and rollback
+for noisy in ("psycopg", "psycopg.pool"):  # these loggers report every failed reconnect and rollback
     logging.getLogger(noisy).setLevel(logging.ERROR)
 
 T = TypeVar("T")
@@ -264,12 +264,12 @@ T = TypeVar("T")
 SCHEMA = "notso"
 OLDEST_VERSION = 130_000
 CONNECT_SECONDS = 3
-PATIENCE_SECONDS = 3.0  # waiting for a connection
-SHORT_PATIENCE_SECONDS = 0.5  # waiting for a connection after an attempt failed, so that requests fail soon
-RECONNECT_SECONDS = 0.2  # the pool retries for so long; the next request starts it again
+PATIENCE_SECONDS = 3.0  # maximum wait for a connection
+SHORT_PATIENCE_SECONDS = 0.5  # the same after a failed attempt, so that requests fail quickly
+RECONNECT_SECONDS = 0.2  # how long the pool tries to reconnect; the next request starts another attempt
 TRIES = 3
-HANG_SECONDS = 1.5  # without an answer to a heartbeat by then, database or network hang
-MOST_SECONDS = 35.0  # of work on a connection; statement_timeout is 30 s
+HANG_SECONDS = 1.5  # if a heartbeat takes longer, the database or network is considered hung
+MOST_SECONDS = 35.0  # time limit for work on a connection; statement_timeout is 30 s
 MIGRATION_LOCK = 0x6E6F74736F  # arbitrary, but the same in every release
 
 AWAY = Sentence("the database is not responding: nothing was lost, please try again", "storage_away")
@@ -293,7 +293,7 @@ _DEFAULTS = {
 
 
 class _EscapedText(StrDumperUnknown):
-    """Escapes U+0000, which PostgreSQL's text cannot hold, as U+0001 '0', and U+0001 as U+0001 '1'."""
+    """Escapes U+0000, which PostgreSQL cannot store in text, as U+0001 '0', and U+0001 as U+0001 '1'."""
 
     def dump(self, obj: str) -> Buffer | None:
         if "\x00" in obj or "\x01" in obj:
@@ -308,19 +308,19 @@ class _PlainText(Loader):
 
 
 class Connections:
-    """A pool of up to `most` connections to `url`, for the process named `replica`. Thread-safe.
+    """Thread-safe pool of up to `most` connections for the process named `replica`.
 
-    Methods raise StorageError. Stores share it; the last close releases the connections.
+    Stores can share a pool, which is released by the last close. Methods raise StorageError.
     """
 
     def __init__(self, url: str, most: int, replica: str) -> None:
         self._replica = replica
         self._url = url
         self._is_away = False
-        self._failed = 0.0  # when it was last found to be away
+        self._failed = 0.0  # time at which the database last did not respond
         self._opening = threading.Lock()
         self._users = 0
-        self._busy: dict[Connection[DictRow], float] = {}  # since when
+        self._busy: dict[Connection[DictRow], float] = {}  # start of the work on each connection
         self._pool: ConnectionPool[Connection[DictRow]] = ConnectionPool(
             url,
             kwargs={**_defaults_for(url), "autocommit": True, "row_factory": dict_row},
@@ -364,8 +364,7 @@ class Connections:
                                 ended = True
                             return result
                         finally:
-                            # Retried only if COMMIT was not sent: otherwise it may have
-                            # succeeded.
+                            # Retry only if COMMIT was not sent. Otherwise it may have succeeded.
                             is_lost = connection.closed and not ended
                 except (errors.UniqueViolation, errors.DeadlockDetected, errors.SerializationFailure):
                     if not left:
@@ -376,7 +375,7 @@ class Connections:
             raise StorageError(FAILED)
 
     def look(self, work: Callable[[PostgresDatabase], T]) -> T:
-        """Run read-only `work`, once more if the connection is broken."""
+        """Run read-only `work`; retry once if the connection is broken."""
         with storage_errors():
             try:
                 with self._connection() as connection:
@@ -388,7 +387,7 @@ class Connections:
                     return work(PostgresDatabase(connection, self._replica))
 
     def cut_off(self, seconds: float = 0.0) -> None:
-        """Break connections busy for `seconds`; 0: all of them, and replace the idle ones."""
+        """Break connections that have been busy for `seconds`. With 0, break all and replace idle ones."""
         if not seconds:
             self._note_away(True)
             self._pool.drain()
@@ -405,8 +404,7 @@ class Connections:
             yield connection
             self._note_away(False)
         except psycopg.OperationalError:
-            # A restart of the database breaks all idle connections: replace them all at the first
-            # failure.
+            # A restart of the database breaks all idle connections, so replace all of them at the first failure.
             if connection.closed:
                 self._pool.drain()
             raise
@@ -422,7 +420,7 @@ class Connections:
             try:
                 return self._pool.getconn(SHORT_PATIENCE_SECONDS)
             except PoolTimeout:
-                # In steps, so that waiting ends soon after a heartbeat has found that the database hangs.
+                # Wait in short steps, so that waiting ends soon after a heartbeat finds that the database hangs.
                 if self._is_away or time.monotonic() >= until:
                     self._note_away(True)
                     raise
@@ -432,11 +430,11 @@ class Connections:
             self._failed = time.monotonic()
         if is_away != self._is_away:
             self._is_away = is_away
-            logger.warning("the database of conversations %s", "is away" if is_away else "is back")
+            logger.warning("the chat database %s", "is not responding" if is_away else "is responding again")
 
 
 def connect(url: str) -> Connection[tuple[Any, ...]]:
-    """Open one connection outside of the pool. Raises StorageError with the reason."""
+    """Open a connection outside of the pool. Raises StorageError with the reason."""
     try:
         return Connection.connect(url, **_defaults_for(url), autocommit=True)
     except psycopg.OperationalError as error:
@@ -444,14 +442,14 @@ def connect(url: str) -> Connection[tuple[Any, ...]]:
 
 
 def _break(connection: Connection[Any]) -> None:
-    # This ends every wait for the socket, in any thread.
+    # This ends all waits for the socket, in any thread.
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def _deadline(connection: Connection[Any]) -> Iterator[None]:
-    # Only for requests that the database answers at once, so a delay means that it hangs.
+    # For requests that the database answers immediately unless it hangs.
     late = threading.Timer(CONNECT_SECONDS, _break, (connection,))
     late.daemon = True
     late.start()
@@ -462,7 +460,7 @@ def _deadline(connection: Connection[Any]) -> Iterator[None]:
 
 
 def ask_server(url: str, settings: Sequence[str]) -> list[str]:
-    """Return server settings, if the database is usable. Raises StorageError."""
+    """Check the database and return the values of server settings. Raises StorageError."""
     with storage_errors():
         refuse_transaction_pooling(url)
     with storage_errors(), connect(url) as connection, _deadline(connection):
@@ -472,16 +470,13 @@ def ask_server(url: str, settings: Sequence[str]) -> list[str]:
 
 
 def migrate(connection: Connection[Any]) -> None:
-    """Run missing migrations, each in a transaction under a lock shared by all processes.
-
-    Raises DataDirectoryNewerError.
-    """
+    """Run pending migrations, each in a transaction that excludes other processes. Raises DataDirectoryNewerError."""
     with _deadline(connection):
         version = _version(connection)
     while version < SCHEMA_VERSION:
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
-            version = _version(connection)  # another process may have migrated meanwhile
+            version = _version(connection)  # another process may have migrated in the meantime
             if version >= SCHEMA_VERSION:
                 break
             if version == 0:
@@ -513,11 +508,11 @@ def _index_anew(connection: Connection[Any]) -> None:
 
 @contextlib.contextmanager
 def storage_errors() -> Iterator[None]:
-    """Translate psycopg errors into StorageError, without addresses, names or SQL."""
+    """Convert psycopg errors to StorageError, without addresses, names or SQL."""
     try:
         yield
     except psycopg.Error as error:
-        if not isinstance(error, PoolTimeout):  # the outage is logged already
+        if not isinstance(error, PoolTimeout):  # an outage has already been logged
             logger.error("database: %s (%s)", type(error).__name__, error.sqlstate or "no state")
         raise _storage_error(error) from error
 
@@ -532,16 +527,16 @@ def _storage_error(error: psycopg.Error) -> StorageError:
             return StorageError("the database is a read-only standby: use its primary")
         case errors.InsufficientPrivilege():
             return StorageError("the database user lacks the required permission")
-        case psycopg.OperationalError():  # PoolTimeout is one
+        case psycopg.OperationalError():  # includes PoolTimeout
             return StorageError(AWAY)
         case _:
             return StorageError(FAILED)
 
 
 def refuse_transaction_pooling(url: str) -> None:
-    """Raise StorageError if connections share a process of the server, as with PgBouncer's pool_mode = transaction."""
-    # Settings of a session would then reach other clients, and statements miss their schema.
-    for _ in range(2):  # a busy pooler may give two processes
+    """Raise StorageError if a pooler shares server processes, as with PgBouncer's pool_mode = transaction."""
+    # Session settings would then apply to other clients, and be missing for our own statements.
+    for _ in range(2):  # a busy pooler may happen to assign two processes
         with connect(url) as one, connect(url) as other:
             pids = set()
             for connection in (one, other):
@@ -555,7 +550,7 @@ def refuse_transaction_pooling(url: str) -> None:
 
 
 def check(connection: Connection[Any]) -> None:
-    """Raise StorageError for an old server or an encoding other than UTF-8."""
+    """Raise StorageError if the server is too old or the encoding is not UTF-8."""
     if connection.info.server_version < OLDEST_VERSION:
         raise StorageError("the database requires PostgreSQL 13 or newer")
     encoding = connection.info.parameter_status("server_encoding")
@@ -564,7 +559,7 @@ def check(connection: Connection[Any]) -> None:
 
 
 def _version(connection: Connection[Any]) -> int:
-    # Not to_regclass: it may use a catalog snapshot from before the lock was acquired.
+    # to_regclass is not used because it may see the catalog as it was before the lock was acquired.
     there = connection.execute(
         "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'", (SCHEMA,)
     )
@@ -578,7 +573,7 @@ def _configure(connection: Connection[Any]) -> None:
     with _deadline(connection), connection.pipeline():
         for setting in _SETTINGS:
             connection.execute(setting.encode())
-        # What is acknowledged must be on disk, whatever the database's own default is.
+        # Acknowledged writes must be on disk, regardless of the database's default.
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
         )
@@ -592,11 +587,11 @@ def _defaults_for(url: str) -> dict[str, Any]:
         said = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise StorageError("invalid database URL; the form is postgresql://USER@HOST/NAME") from error
-    # Only what the address does not set itself.
+    # Settings in the address take precedence.
     return {name: value for name, value in _DEFAULTS.items() if name not in said}
 
 
 def _reason(error: psycopg.Error) -> str:
-    """First line of the message: it may name host, user and database, but no password."""
+    # Returns the first line of the message, which may name the host, user and database but contains no password.
     lines = str(error).strip().splitlines()
     return lines[0].strip().rstrip(".") if lines else type(error).__name__

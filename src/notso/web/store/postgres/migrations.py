@@ -1,6 +1,6 @@
-"""PostgreSQL schema as numbered, forward-only migrations. Never edit a released one.
+"""PostgreSQL schema as numbered, forward-only migrations. Never edit a released migration.
 
-Identifiers and texts use COLLATE "C", which compares bytes as SQLite does, in every locale.
+Identifiers and texts use COLLATE "C", which compares bytes in all locales, as SQLite does.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ MIGRATIONS: tuple[str, ...] = (
     );
     """,
     "ALTER TABLE keys ADD COLUMN requests_per_day BIGINT NOT NULL DEFAULT 0",
-    # 4: indexes that cover branches and the order of chat lists; total size per owner.
+    # 4: covering indexes for branches and sorted chat lists; total size per owner.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position);
@@ -237,7 +237,7 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
-    # 8: models of answers; the sources of imported chats and messages, which outlive a deleted message.
+    # 8: models of answers; sources of imported chats and messages, which are kept when a message is deleted.
     """
     ALTER TABLE messages ADD COLUMN model TEXT COLLATE "C" NOT NULL DEFAULT '';
     ALTER TABLE chats ADD COLUMN source TEXT COLLATE "C" NOT NULL DEFAULT '';
@@ -250,7 +250,7 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX imported_by_message ON imported_messages (message_id);
     """,
-    # 9: all texts are indexed anew, by REINDEXES.
+    # 9: no statements; all texts are indexed again (see REINDEXES).
     "SELECT 1",
     # 10: ratings of answers; links to chats.
     """
@@ -265,7 +265,7 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX shares_of_chats ON shares (chat_id);
     """,
-    # 11: libraries. A document's file, text and words are rows, so that one transaction adds or deletes all of it.
+    # 11: libraries. A document's file, text and words are rows, so that one transaction can add or delete a document.
     """
     CREATE TABLE libraries (
         number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -340,7 +340,7 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms BIGINT NOT NULL
     );
     """,
-    # 12: how answers were written, and which responses run in the background: others can continue them.
+    # 12: traces of answers, and unfinished responses in the background, which another process can continue.
     """
     CREATE TABLE answer_traces (
         message_id TEXT COLLATE "C" PRIMARY KEY REFERENCES messages (id) ON DELETE CASCADE DEFERRABLE,
@@ -389,14 +389,14 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE messages ADD COLUMN citations TEXT COLLATE "C" NOT NULL DEFAULT '[]';
     """,
-    # 15: responses that continue with the tokens so far, also streams of named conversations.
+    # 15: tokens of unfinished responses, including streams of named conversations, so that they can be continued.
     """
     ALTER TABLE open_responses ADD COLUMN path TEXT COLLATE "C" NOT NULL DEFAULT '/v1/responses';
     ALTER TABLE open_responses ADD COLUMN headers TEXT COLLATE "C" NOT NULL DEFAULT '{}';
     ALTER TABLE open_responses ADD COLUMN conversation TEXT COLLATE "C" NOT NULL DEFAULT '';
     ALTER TABLE open_responses ADD COLUMN progress TEXT COLLATE "C" NOT NULL DEFAULT '';
     """,
-    # 16: their tokens in parts, so that each second stores only its own.
+    # 16: tokens of unfinished responses in parts, so that each save stores only the new tokens.
     """
     CREATE TABLE response_tokens (
         response_id TEXT COLLATE "C" NOT NULL REFERENCES open_responses (id) ON DELETE CASCADE DEFERRABLE,
@@ -408,6 +408,6 @@ MIGRATIONS: tuple[str, ...] = (
 )
 
 REINDEXES = frozenset({9})
-"""Versions after whose statements all texts are indexed anew, because their words are made in another way."""
+"""Versions after which all texts are indexed again, because the tokenizer changed."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -1,4 +1,4 @@
-"""Conversations in a PostgreSQL database shared by several processes."""
+"""ChatStore in a PostgreSQL database that several processes share."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 WRITE_THREADS = 4
 READ_THREADS = 4
-LEASE_THREADS = 1  # heartbeats must not queue
-COMMIT_SPREAD = 1000  # identity numbers may be committed out of order
+LEASE_THREADS = 1  # heartbeats have their own thread so that they need not queue
+COMMIT_SPREAD = 1000  # transactions may commit out of the order of their identity numbers
 
 
 class PostgresStore(SQLStore):
@@ -52,7 +52,7 @@ class PostgresStore(SQLStore):
         if not self._is_open:
             await self._lease_thread.run(self._connections.open)
             self._is_open = True
-            # Answers of processes that are gone are interrupted once their leases expire.
+            # Answers of processes that have ended are handled by heartbeats when their leases expire.
             await self._lease_thread.run(lambda: self._connections.write(PostgresDatabase.renew))
 
     async def close(self) -> None:
@@ -60,7 +60,7 @@ class PostgresStore(SQLStore):
             self._is_open = False
             try:
                 await self._soon(lambda: self._connections.write(PostgresDatabase.leave))
-            # The database is away: the lease will expire.
+            # The database is not responding; the lease will expire.
             except StorageError:
                 pass
             finally:
@@ -84,7 +84,7 @@ class PostgresStore(SQLStore):
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
         due = await super().thrown_away(seconds, now)
-        # Also what other processes purged: this one's caches may hold it.
+        # Include what other processes purged, because it may be in the caches of this process.
         since = max(self._forgotten, default=0) - COMMIT_SPREAD
         rows = await self._writes.run("", lambda: self._connections.write(lambda db: db.forgotten(since)))
         new = [row for row in rows if row["number"] not in self._forgotten]
@@ -102,7 +102,7 @@ class PostgresStore(SQLStore):
 
     async def _soon(self, work: Callable[[], T]) -> T:
         try:
-            # The database hangs: everything asked of it is broken off.
+            # If the database hangs, abort all work on it.
             async with asyncio.timeout(HANG_SECONDS):
                 return await self._lease_thread.run(work)
         except TimeoutError:
@@ -110,7 +110,7 @@ class PostgresStore(SQLStore):
             raise StorageError(AWAY) from None
 
 
-ACCESS_THREADS = 2  # so that no request's key lookup waits for a write of usage
+ACCESS_THREADS = 2  # so that key lookups do not wait for writes of usage
 
 
 class PostgresAccessStore(SQLAccessStore):
@@ -119,7 +119,7 @@ class PostgresAccessStore(SQLAccessStore):
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        # Threads of its own, so that key lookups do not queue behind conversations.
+        # Separate threads, so that key lookups do not wait for work on chats.
         self._threads = WorkerThreads(ACCESS_THREADS, thread_name_prefix="notso-access")
         self._is_open = False
 
@@ -142,7 +142,7 @@ class PostgresAccessStore(SQLAccessStore):
 
     async def _soon(self, work: Callable[[], T]) -> T:
         try:
-            # The last resort: heartbeats of the other store usually break hanging work off earlier.
+            # Last resort; heartbeats of the other store usually abort hanging work earlier.
             async with asyncio.timeout(MOST_SECONDS):
                 return await self._threads.run(work)
         except TimeoutError:

@@ -1,1 +1,1 @@
-"""SQL stores: statements that SQLite and PostgreSQL have in common."""
+"""SQL shared by the SQLite and PostgreSQL stores."""

@@ -1,4 +1,4 @@
-"""API keys, usage and audit log in SQL; databases supply the transactions."""
+"""Implementation of AccessStore in SQL. Subclasses supply the transactions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HELD = """
 _RESERVED_MS = int(1000 * RESERVED_SECONDS)
 _ENTRY = "at_ms, owner, action, address, count"
 _LOGS = {False: "audit", True: "operator_audit"}
-# Deletes the oldest entry of the owner with most entries, so that no owner can push out those of others.
+# Deletes the oldest entry of the owner with the most entries, so that an owner cannot displace the entries of others.
 _FORGET_OLD = """
 DELETE FROM {table} WHERE number IN (
     SELECT number FROM {table}
@@ -44,10 +44,10 @@ DELETE FROM {table} WHERE number IN (
 
 
 class SQLAccessStore(ABC):
-    """Base of AccessStores. `NOW_MS` is the database's clock; `ALONE` locks an owner."""
+    """Base class of the SQL implementations of AccessStore."""
 
-    NOW_MS: ClassVar[str]
-    ALONE: ClassVar[str] = ""
+    NOW_MS: ClassVar[str]  # SQL expression for the database's time in milliseconds
+    ALONE: ClassVar[str] = ""  # statement that locks an owner until the transaction ends
 
     @abstractmethod
     async def open(self) -> None: ...
@@ -57,11 +57,11 @@ class SQLAccessStore(ABC):
 
     @abstractmethod
     async def write(self, work: Callable[[Statements], T]) -> T:
-        """Run `work` in a transaction off the event loop; it is on disk on return."""
+        """Run `work` in a transaction, in another thread. Changes are on disk on return."""
 
     @abstractmethod
     async def look(self, work: Callable[[Statements], T]) -> T:
-        """Run read-only `work` off the event loop."""
+        """Run read-only `work` in another thread."""
 
     async def add_key(self, key: ApiKey, digest: bytes) -> bool:
         limits = key.requests_per_minute, key.tokens_per_day
@@ -92,7 +92,7 @@ class SQLAccessStore(ABC):
         return await self.write(work)
 
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
-        # In one order in all servers, which prevents deadlocks.
+        # All servers write in the same order, which prevents deadlocks.
         values = sorted(
             (row.day.isoformat(), row.owner, row.used.requests, row.used.prompt_tokens, row.used.completion_tokens)
             for row in rows
@@ -112,7 +112,7 @@ class SQLAccessStore(ABC):
         def work(db: Statements) -> list[Reservation] | Used:
             if self.ALONE:
                 db.execute(self.ALONE, (owner,))
-            # Reservations first: one that ends between the two statements is counted twice rather than not at all.
+            # Reservations first, so that one that ends between the two queries is counted twice rather than not at all.
             held = db.execute(f"{_HELD} AND until_ms > {self.NOW_MS}", about).fetchone()
             row = db.execute(_USED, about).fetchone()
             used = _used(row) if row else Used()

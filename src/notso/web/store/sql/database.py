@@ -1,4 +1,4 @@
-"""Connection interface of the shared SQL statements, with the database-specific operations."""
+"""Connection interface for the shared SQL, with the operations that differ between databases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = str | int | float | bool | bytes | None
 
 
 class Rows(Protocol):
-    """Result of a statement; rows are read by column name."""
+    """Result of a statement. Columns of a row are accessed by name."""
 
     @property
     def rowcount(self) -> int: ...
@@ -27,20 +27,19 @@ class Rows(Protocol):
 
 
 class Statements(Protocol):
-    """One connection, in a transaction if anything is written."""
+    """A connection. Writes require a transaction."""
 
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
-        """Run one statement; `?` marks a parameter."""
+        """Run a statement with `?` as the parameter placeholder."""
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Read consistently within the block."""
+        """Return a context manager in which all reads see the same snapshot."""
 
 
 class Database(ABC):
-    """Statements, and operations that differ between databases."""
+    """A connection with the operations that differ between databases."""
 
-    # Suffix of a SELECT that locks its rows until the transaction ends.
-    for_update: str
+    for_update: str  # suffix of a SELECT that locks its rows until the transaction ends
 
     @abstractmethod
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows: ...
@@ -50,37 +49,37 @@ class Database(ABC):
 
     @abstractmethod
     def begin_much(self) -> None:
-        """Defer foreign keys and lift timeouts for this transaction."""
+        """Defer foreign keys and remove timeouts for this transaction."""
 
     # ---- search index
 
     @abstractmethod
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
-        """Index a title, replacing the old one."""
+        """Index the title of a chat, replacing the previous entry."""
 
     @abstractmethod
     def index_message(self, owner: str, message: StoredMessage) -> None:
-        """Index a message, replacing its old text."""
+        """Index a message, replacing the previous entry."""
 
     @abstractmethod
     def remove_chat(self, chat_id: str) -> None:
-        """Remove a chat from the index, before it is deleted."""
+        """Remove a chat from the index before it is deleted."""
 
     @abstractmethod
     def remove_message(self, message_id: str) -> None:
-        """Remove a message from the index, before it is deleted."""
+        """Remove a message from the index before it is deleted."""
 
     def merge_index(self) -> bool:
-        """Remove a part of the words of deleted texts that the index still holds; return whether more are left."""
+        """Remove some of the words of deleted texts from the index; return whether there are more."""
         return False
 
     @abstractmethod
     def find(self, owner: str, terms: Sequence[Term], limit: int) -> list[Any]:
-        """Return rows of chat_id, message_id, title, text and at_ms: titles first, then the newest messages."""
+        """Return rows with chat_id, message_id, title, text and at_ms: titles first, then the newest messages."""
 
     @abstractmethod
     def vocabulary(self, owner: str) -> Iterator[str]:
-        """Yield the indexed words of at least this owner."""
+        """Yield the indexed words of this owner, and possibly of others."""
 
     # ---- leases on unfinished answers
 
@@ -90,7 +89,7 @@ class Database(ABC):
 
     @abstractmethod
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
-        """Interrupt the chat's unfinished answer if its process exited."""
+        """Interrupt the chat's unfinished answer if its process has ended."""
 
     @abstractmethod
     def holds(self, message_id: str) -> bool: ...
@@ -102,4 +101,4 @@ class Database(ABC):
 
     @abstractmethod
     def forget(self, owner: str, first_message_id: str) -> None:
-        """Notify other processes that a conversation was deleted."""
+        """Record for other processes that a conversation was deleted."""

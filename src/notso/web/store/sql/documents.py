@@ -1,4 +1,4 @@
-"""DocumentStore in SQL."""
+"""Implementation of DocumentStore in SQL."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from notso.web.store.sql.records import Run
 from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.ids import new_id
 
-STALE_DAYS = 30  # of a shared database: the disk cache of a server away for longer is left to its operator
-COMMIT_SPREAD = 1000  # numbers may be committed out of order
+STALE_DAYS = 30  # for shared databases; operators must clear the disk cache of a server that was down for longer
+COMMIT_SPREAD = 1000  # transactions may commit out of the order of their numbers
 ROWS_AT_ONCE = 200
 
 DOCUMENT_COLUMNS = tuple(each.name for each in fields(StoredDocument))
@@ -54,13 +54,13 @@ _READABLE = f"SELECT library_id FROM library_readers WHERE reader IN (?, '{EVERY
 _OWN = "library_id IN (SELECT id FROM libraries WHERE owner = ?)"
 _ADDABLE = "SELECT library_id FROM library_readers WHERE reader = ? AND rights <> 'read'"
 _STALE = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
-_IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"  # the index has this condition
-DELETED_AT_ONCE = 20  # documents of a library, in one transaction
+_IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"  # matches the partial index
+DELETED_AT_ONCE = 20  # documents deleted in one transaction
 
 
 class SQLDocuments:
     def __init__(self, write: Run, look: Run, *, is_shared: bool) -> None:
-        """`is_shared`: other processes use the database, and have caches of their own."""
+        """is_shared: whether other processes with their own caches use the database."""
         self._write = write
         self._look = look
         self._is_shared = is_shared
@@ -112,7 +112,7 @@ class SQLDocuments:
                 db.execute("UPDATE chats SET project = '' WHERE project = ? AND project <> ''", (library_id,))
 
         def shorten(db: Database) -> bool | None:
-            """Return None while documents are left."""
+            """Delete some documents, or else the library; return None while documents are left."""
             sql = f"SELECT id FROM documents WHERE library_id = ? AND {_OWN} LIMIT {DELETED_AT_ONCE}"
             some = db.execute(sql, (library_id, owner)).fetchall()
             for row in some:
@@ -155,7 +155,7 @@ class SQLDocuments:
                 f" AND ('' = ? OR ? IN ({_READABLE}))"
             )
             moved = db.execute(sql, (library_id, chat_id, owner, library_id, library_id, library_id, owner)).rowcount
-            if moved:  # the conversation begins with other documents from now on
+            if moved:  # the conversation's prompt now starts with other documents
                 _forget_chats(db, "SELECT id AS chat_id FROM chats WHERE id = ?", chat_id)
             same = "SELECT 1 AS one FROM chats WHERE id = ? AND owner = ? AND project = ?"
             return moved > 0 or db.execute(same, (chat_id, owner, library_id)).fetchone() is not None
@@ -186,8 +186,8 @@ class SQLDocuments:
             if held["n"] >= MAX_DOCUMENTS_OF_OWNER or held["bytes"] + made.size > MAX_DOCUMENT_BYTES_OF_OWNER:
                 raise StorageFullError(
                     Sentence(
-                        f"a user may keep {MAX_DOCUMENTS_OF_OWNER:,} documents and {MAX_DOCUMENT_BYTES_OF_OWNER:,}"
-                        " bytes in them; delete some",
+                        f"the limit per user is {MAX_DOCUMENTS_OF_OWNER:,} documents with"
+                        f" {MAX_DOCUMENT_BYTES_OF_OWNER:,} bytes in total; delete some",
                         "storage_documents",
                         documents=MAX_DOCUMENTS_OF_OWNER,
                         bytes=MAX_DOCUMENT_BYTES_OF_OWNER,
@@ -200,7 +200,7 @@ class SQLDocuments:
                 (*(getattr(made, each) for each in names), library_id, owner),
             )
             if not added.rowcount:
-                raise StorageError("there is no such library")
+                raise StorageError("the library does not exist, or documents may not be added to it")
             for part, start in enumerate(range(0, len(content), PART_BYTES)):
                 db.execute(
                     "INSERT INTO document_parts (document_id, part, content) VALUES (?, ?, ?)",
@@ -345,16 +345,16 @@ class SQLDocuments:
 
 
 def index_again(db: Database, document_id: str) -> None:
-    """Write the words of a document that was copied from another database."""
+    """Index a document that was copied from another database."""
     held = text_of(db, document_id)
     if held is not None:
         _add_words(db, document_id, index_of(held.text, held.pages))
 
 
 def confirmed(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
-    """Return an answer with those of its citations whose document the owner reads and whose words stand there.
+    """Return an answer whose citations are verified.
 
-    The others become quotations that are in no document.
+    A citation is marked as in no document if the owner may not read the document or its text differs.
     """
     if not message.citations:
         return message
@@ -461,7 +461,7 @@ def _delete(db: Database, owner: str, document_id: str) -> bool:
 
 
 def _forget_chats(db: Database, chats: str, *values: str) -> None:
-    # A cross join, which SQLite does in this order: it would read the first messages of all chats instead.
+    # SQLite does not reorder a cross join. With an inner join, it would read the first messages of all chats.
     db.execute(
         f"{_STALE} SELECT messages.owner, messages.id, '', '', {_now_ms()} FROM ({chats}) AS used CROSS JOIN messages"
         " WHERE messages.chat_id = used.chat_id AND messages.parent_id IS NULL",
@@ -503,7 +503,7 @@ def _documents(db: Database, sql: str, parameters: tuple[str, ...]) -> list[Stor
 
 
 def text_of(db: Database, document_id: str) -> DocumentText | None:
-    """Return the text of a document that is ready."""
+    """Return the text of a document, or None if it is not ready."""
     row = db.execute(
         "SELECT text, pages, passages FROM document_texts WHERE document_id = ?", (document_id,)
     ).fetchone()

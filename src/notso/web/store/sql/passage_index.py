@@ -1,8 +1,8 @@
-"""Index of words in passages, and their ranking by BM25.
+"""Inverted index of the passages of documents, and ranking by BM25.
 
-The index is an ordinary table rather than FTS5 or tsvector: both databases then rank the same passages in the same
-order, the frequencies of words are those of what the reader may see, and rows are deleted to the last byte (FTS5 keeps
-deleted words until its segments merge, and can only erase them from SQLite 3.42 on).
+The index is an ordinary table rather than FTS5 or tsvector, for three reasons: both databases rank passages in the same
+order; word frequencies are those of the documents that the user may read; and deleted words are erased (FTS5 keeps
+them until its segments are merged, and can erase them only since SQLite 3.42).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from itertools import islice
 from notso.documents.passages import Passage, passages_of
 from notso.web.store.sql.search_words import words_in
 
-# The usual K1, and a small share of the length: passages are about equally long, and a shorter one is the rest of a
-# page. With the usual 0.75 these displace the passages that answer.
+# B is less than the usual 0.75, with which short passages rank too high. Passages are about equally long; a shorter one
+# is usually the rest of a page.
 K1, B = 1.2, 0.3
 MAX_QUERY_WORDS = 64
 _POSTING = struct.Struct("<3H")
-MAX_POSTINGS = 300_000  # about a second of work; beyond that, the most frequent words of a query are ignored
-MOST = 0xFFFF  # of what a posting counts, and of the passages of a document that are indexed
+MAX_POSTINGS = 300_000  # takes about a second to rank; beyond that, the most frequent words of a query are ignored
+MOST = 0xFFFF  # maximum of the numbers in a posting, and of the passages indexed per document
 
 
 @dataclass(frozen=True, slots=True)
 class TextIndex:
-    """The passages of a text, the number of words in them, and the packed postings of each word."""
+    """Passages of a text, their total number of words, and the packed postings of each word."""
 
     passages: tuple[Passage, ...]
     words: int
@@ -37,7 +37,7 @@ class TextIndex:
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """A word's `count` in a passage of `length` words."""
+    """The number of occurrences of a word in a passage of `length` words."""
 
     passage: int
     count: int
@@ -46,7 +46,7 @@ class Posting:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The postings of a word in one document; `order` decides between equal scores."""
+    """The postings of a word in a document. `order` breaks ties between equal scores."""
 
     word: str
     document: str
@@ -55,7 +55,7 @@ class Row:
 
 
 def index_of(text: str, pages: Sequence[int]) -> TextIndex:
-    """Index a text. Takes time proportional to its length."""
+    """Split a text into passages and index them, in linear time."""
     passages = tuple(passages_of(text, pages))
     places: dict[str, list[int]] = {}
     total = 0
@@ -74,22 +74,22 @@ def query_words(query: str) -> list[str]:
 
 
 def index_words(text: str) -> Iterator[str]:
-    """Yield the words of a text without the s of a plural."""
+    """Yield the words of a text, without a plural s."""
     for word in words_in(text):
         yield word[:-1] if len(word) > 3 and word[-1] == "s" and word[-2] != "s" and word.isascii() else word
 
 
 def ranked(rows: Iterable[Row], passages: int, words: int) -> list[tuple[str, int, float]]:
-    """Return (document, passage, score) of all passages in `rows`, the best first.
+    """Return (document, passage, score) of all passages in `rows`, best first.
 
-    `passages` and `words` are the totals of the documents searched.
+    passages, words: totals of the documents searched.
     """
     average = max(1.0, words / max(1, passages))
     scores: dict[tuple[str, str, int], float] = {}
     of_words: dict[str, list[Row]] = {}
     for row in rows:
         of_words.setdefault(row.word, []).append(row)
-    for word in sorted(_affordable(of_words)):  # sums of floats depend on their order
+    for word in sorted(_affordable(of_words)):  # sorted, because a sum of floats depends on the order
         found = [(row, posting) for row in of_words[word] for posting in postings(row.places)]
         rarity = math.log(1 + (passages - len(found) + 0.5) / (len(found) + 0.5))
         for row, posting in found:
@@ -101,7 +101,7 @@ def ranked(rows: Iterable[Row], passages: int, words: int) -> list[tuple[str, in
 
 
 def _affordable(of_words: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    # At least the rarest word, however many postings it has.
+    # The rarest word is always included, regardless of its number of postings.
     sizes = {word: sum(len(row.places) for row in rows) // _POSTING.size for word, rows in of_words.items()}
     used = 0
     for word in sorted(sizes, key=lambda each: (sizes[each], each)):

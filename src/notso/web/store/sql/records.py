@@ -1,4 +1,4 @@
-"""ApiRecords in SQL."""
+"""Implementation of ApiRecords in SQL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ADD_FILE = f"INSERT INTO api_files (owner, {_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?
 _ADD_PART = "INSERT INTO api_file_parts (file_id, part, content) VALUES (?, ?, ?)"
 _OPEN = "id, owner, body, caller, seed, created_ms, tries, path, headers, conversation, progress"
 _BATCH = "id, owner, created_ms, body, plan, is_open"
-# The newest answers of an owner, up to both limits; the running sum includes the row itself.
+# Keeps the newest answers of an owner within both limits. The running sum includes the row itself.
 _FORGET_ANSWERS = """
 DELETE FROM kept_answers WHERE owner = ? AND idempotency_key IN (
     SELECT idempotency_key FROM (
@@ -53,7 +53,7 @@ def _leased(now_ms: int) -> int:
 
 
 def _open(db: Database, row: Any) -> OpenResponse | None:
-    # Newer tokens are in parts, behind those that an older release wrote as a whole.
+    # Tokens are stored in parts, which follow the tokens that an older release stored in `progress`.
     if row is None:
         return None
     left = OpenResponse(**row)
@@ -77,7 +77,8 @@ class SQLRecords:
             ).fetchone()
             if held["n"] >= MAX_FILES or held["bytes"] + file.size > MAX_FILE_BYTES_OF_OWNER:
                 raise StorageFullError(
-                    f"a user may keep {MAX_FILES:,} files and {MAX_FILE_BYTES_OF_OWNER:,} bytes in them; delete some"
+                    f"the limit per user is {MAX_FILES:,} files with {MAX_FILE_BYTES_OF_OWNER:,} bytes in total;"
+                    " delete some"
                 )
             db.execute(_ADD_FILE, (owner, *_values(file)))
             for part, start in enumerate(range(0, len(content), PART_BYTES)):
@@ -204,7 +205,7 @@ class SQLRecords:
             finished = StoredFile(
                 file.id, file.name, file.purpose, int(held["bytes"]), file.created_ms, file.expires_ms
             )
-            db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # finished before a crash
+            db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # may exist after a crash
             db.execute(_ADD_FILE, (owner, *_values(finished)))
             return finished
 
@@ -233,7 +234,7 @@ class SQLRecords:
             if db.execute(held + db.for_update, (response_id, holder)).fetchone() is None:
                 return
             db.execute("DELETE FROM response_tokens WHERE response_id = ? AND first >= ?", (response_id, first))
-            if not first:  # also what an older release wrote whole
+            if not first:  # clear the tokens that an older release stored in `progress`, too
                 db.execute("UPDATE open_responses SET progress = '' WHERE id = ? AND progress <> ''", (response_id,))
             db.execute("INSERT INTO response_tokens VALUES (?, ?, ?)", (response_id, first, progress))
             if is_further:
@@ -304,7 +305,7 @@ class SQLRecords:
         def work(db: Database) -> None:
             db.execute("DELETE FROM kept_answers WHERE created_ms <= ?", (now_ms - int(1000 * KEPT_SECONDS),))
             late = "SELECT id FROM api_files WHERE expires_ms > 0 AND expires_ms <= ? LIMIT 1"
-            if (row := db.execute(late, (now_ms,)).fetchone()) is not None:  # one per round: a file may be large
+            if (row := db.execute(late, (now_ms,)).fetchone()) is not None:  # one at a time: a file may be large
                 db.execute("DELETE FROM api_files WHERE id = ?", (row["id"],))
                 db.execute("DELETE FROM api_file_parts WHERE file_id = ?", (row["id"],))
 

@@ -21,13 +21,13 @@ from notso.web.store.protocol import (
 )
 from notso.web.store.sql.database import Database
 
-ROW_CHARACTERS = 500  # counted for a message besides its text
+ROW_CHARACTERS = 500  # size counted for a message in addition to its text
 _CHAT_KINDS = get_type_hints(Chat)
 CHAT_FIELDS = tuple(_CHAT_KINDS)
 CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
 CHAT_TRUTHS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
 _NUMBERS = tuple(each.name for each in fields(Numbers))
-_MADE = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")  # not stored as they are
+_MADE = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")  # stored in another form
 _PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _MADE)
 _SAVED = (
     *("content", "reasoning", "state", "note", *_NUMBERS, "answer_html", "reasoning_html", "renderer"),
@@ -74,7 +74,7 @@ def message_of(row: Any) -> StoredMessage:
     )
     if message.active or all(use.is_final for use in message.tool_uses):
         return message
-    # The answer has ended, so no process will finish these calls.
+    # The answer has ended, so these calls will never finish.
     uses = (use if use.is_final else replace(use, state="interrupted") for use in message.tool_uses)
     return replace(message, tool_uses=tuple(uses))
 
@@ -86,7 +86,7 @@ def insert_chat(db: Database, owner: str, chat: Chat) -> None:
 
 
 def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
-    """Append a message; `update_message` adds numbers and HTML."""
+    """Append a message, without numbers and HTML (see update_message)."""
     attachments = json.dumps([asdict(each) for each in message.attachments])
     values: dict[str, Any] = {name: getattr(message, name) for name in _INSERTED}
     values |= {
@@ -115,7 +115,7 @@ def insert_message(db: Database, owner: str, message: StoredMessage, key: str | 
 
 
 def update_message(db: Database, owner: str, assistant_message: StoredMessage) -> bool:
-    """Save everything about an answer that changes while it is generated."""
+    """Save the columns of an answer that change during generation."""
     tool_uses = json.dumps([asdict(use) for use in assistant_message.tool_uses])
     made: dict[str, str | int] = {"tool_uses": tool_uses, "size": _size(assistant_message, tool_uses)}
     made["citations"] = json.dumps([asdict(each) for each in assistant_message.citations])
@@ -145,7 +145,7 @@ def save_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace) ->
 def trace_of(row: Any) -> AnswerTrace:
     told = json.loads(row["trace"])
     runs = (each | {name: tuple(each[name]) for name in ("ids", "closed_at")} for each in told["runs"])
-    given = {name: told[name] for name in _OF_A_TURN if name in told}  # others wrote traces without them
+    given = {name: told[name] for name in _OF_A_TURN if name in told}  # older releases did not store all of them
     return AnswerTrace(tuple(AnswerRun(**run) for run in runs), told["model"], row["tries"], row["resumes"], **given)
 
 

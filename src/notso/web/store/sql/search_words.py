@@ -1,7 +1,8 @@
-"""Words of texts and queries: what both databases index and look up, so that they find the same.
+"""Tokenizer for full-text search, used for both databases so that they find the same texts.
 
-A word is letters and digits without accents and case, with the marks of names like `c++` and `c#`. Chinese, Japanese
-and Korean have no spaces between words: each pair of their letters is a word, and so is the last one of a run.
+A word consists of letters and digits, without accents and in lower case, and may end in + or # (`c++`, `c#`). For
+Chinese, Japanese and Korean text, which has no spaces between words, each pair of adjacent characters is a word, and so
+is the last character of a run.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from dataclasses import dataclass
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
 
 MAX_INDEXED_CHARACTERS = 262_144
-MAX_WORD_CHARACTERS = 255  # PostgreSQL refuses words of 2 KiB
-MAX_PLACES = 64  # of one word; PostgreSQL stores at most 255
-LAST_PLACE = 16_383  # PostgreSQL's highest position
-MAX_VECTOR_BYTES = 900_000  # PostgreSQL refuses vectors of 1 MiB
+MAX_WORD_CHARACTERS = 255  # PostgreSQL rejects words of 2 KiB
+MAX_PLACES = 64  # positions stored per word; PostgreSQL stores at most 255
+LAST_PLACE = 16_383  # PostgreSQL's maximum position
+MAX_VECTOR_BYTES = 900_000  # PostgreSQL rejects vectors of 1 MiB
 MAX_QUERY_WORDS = 64
 SNIPPET_CHARACTERS, BEFORE_CHARACTERS = 120, 30
-LEAST_SIMILAR = 0.4  # share of common trigrams
+LEAST_SIMILAR = 0.4  # minimum share of common trigrams
 SHORTEST_SIMILAR = 4
-MOST_SIMILAR = 5  # words that stand for one of the query
+MOST_SIMILAR = 5  # maximum number of words that replace a word of the query
 
 _RANGES = (
     "\u1100-\u11ff\u3005-\u3007\u3040-\u30ff\u3100-\u318f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -35,7 +36,7 @@ _RUN = re.compile(rf"{_CJK}+")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition of a query: adjacent words, the last of which may be a prefix, or any of several words."""
+    """A condition of a query: adjacent words, the last of which may be a prefix; or any of several words."""
 
     words: tuple[str, ...]
     is_prefix: bool = False
@@ -43,7 +44,7 @@ class Term:
 
 
 def words_in(text: str) -> Iterator[str]:
-    """Yield the folded words of a text in order."""
+    """Yield the normalized words of a text in order."""
     for part in _PART.finditer(text):
         if part["cjk"]:
             yield from _pairs(_folded_run(part[0]))
@@ -54,7 +55,7 @@ def words_in(text: str) -> Iterator[str]:
 
 
 def _folded_words(text: str) -> list[str]:
-    # Folding may split a word, such as a fraction.
+    # Normalization may split a word, for example a fraction.
     return [word[0] for word in _PART.finditer(fold(text))]
 
 
@@ -79,7 +80,7 @@ def indexed_text(text: str) -> str:
 
 
 def terms_of(query: str) -> list[Term]:
-    """Return the conditions of a query, all of which must hold; none without words."""
+    """Return the conditions of a query, all of which a match must satisfy."""
     terms: list[Term] = []
     for group in query.split():
         adjacent: list[str] = []
@@ -96,7 +97,7 @@ def terms_of(query: str) -> list[Term]:
         if adjacent:
             terms.append(Term(tuple(adjacent)))
     if terms and not _RUN.match(terms[-1].words[-1]):
-        terms[-1] = Term(terms[-1].words, is_prefix=True)  # the last word may go on
+        terms[-1] = Term(terms[-1].words, is_prefix=True)  # the user may still be typing the last word
     return terms[:MAX_QUERY_WORDS]
 
 
@@ -120,7 +121,7 @@ def tsquery(terms: Sequence[Term]) -> str:
 
 
 def vector_of(text: str) -> str:
-    """Return a text as a `tsvector` literal; of very long texts only the first words are indexed."""
+    """Return a text as a `tsvector` literal, with only the first words of a very long text."""
     places: dict[str, list[int]] = {}
     room = MAX_VECTOR_BYTES
     for place, word in enumerate(words_in(text[:MAX_INDEXED_CHARACTERS]), 1):
@@ -137,7 +138,7 @@ def vector_of(text: str) -> str:
 
 
 def similar_terms(terms: Iterable[Term], vocabulary: Iterable[str]) -> list[Term] | None:
-    """Return a query with similar words of the vocabulary in place of long words, None if a word has none.
+    """Replace the longer words of a query by similar words from the vocabulary; return None if a word has none.
 
     Takes time proportional to the vocabulary.
     """
@@ -176,7 +177,7 @@ def _trigrams(word: str) -> frozenset[str]:
 
 
 def snippet_of(text: str, query: str, terms: Sequence[Term]) -> str:
-    """Return the part of a text around its first match, with all matches in it marked."""
+    """Return the part of a text around its first match, with all matches marked."""
     text = text[:MAX_INDEXED_CHARACTERS]
     spans = list(_matches(text, query, terms))
     start = max(0, spans[0][0] - BEFORE_CHARACTERS) if spans and len(text) > SNIPPET_CHARACTERS else 0

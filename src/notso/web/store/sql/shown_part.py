@@ -1,4 +1,4 @@
-"""Recursive queries for parts of a chat: the end of the shown branch, and the messages of a prompt."""
+"""Recursive queries for parts of a chat: the end of the shown branch, or the messages for a prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ up(id, parent_id, role, k) AS (
 """
 _CHOSEN = "(SELECT chosen_root FROM chats WHERE id = ? AND owner = ?)"
 _KNOWN = "SELECT id FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
-# A branch continues with the chosen child, else the newest. Each step reads one index entry.
+# A branch continues with the chosen child, or else the newest. Each step reads one index entry.
 _DOWN = f"""
 WITH RECURSIVE down(id, chosen_child, n) AS (
     SELECT id, chosen_child, 0 FROM messages WHERE id = coalesce(
@@ -44,8 +44,8 @@ SELECT id, parent_id, role, (SELECT max(n) FROM down) AS below FROM up ORDER BY 
 _ABOVE = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT id, parent_id, role, 0 AS below FROM up ORDER BY k"
 _DEPTH = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT max(k) AS depth FROM up"
 _NO_END = 1 << 31
-# Lower bound of a message's characters in a prompt: attachments are stored as JSON, which takes up to six characters
-# for one. Questions with a failed, empty answer are left out of prompts.
+# Lower bound of a message's length in a prompt. Attachments are stored as JSON, in which a character takes up to six
+# characters. Questions whose answer failed and is empty are not included in prompts.
 _TEXT = "length(m.content) + length(m.attachments) / 6"
 _STANDS = "m.kind = 'summary' AND m.state = 'done' AND m.content <> ''"
 _FAILED = "m.role = 'assistant' AND m.state = 'failed' AND m.content = ''"
@@ -79,9 +79,9 @@ def end_of_branch(
     through: str | None,
     first: str | None,
 ) -> tuple[list[Shown], int]:
-    """Return the newest messages (see ChatStore.shown_chat) and the number above them."""
+    """Return the newest messages (see ChatStore.shown_chat) and the number of messages before them."""
     here = (chat_id, owner)
-    # Both statements are sent before either is read: PostgreSQL pipelines them.
+    # Send both statements before reading a result, because PostgreSQL pipelines them.
     found = db.execute(_END, (through, *(here * 4), MOST_SHOWN))
     above = db.execute(_DEPTH, (through, *here, _NO_END)) if through is not None else None
     line = found.fetchall()
@@ -95,12 +95,12 @@ def end_of_branch(
 
 
 def last_shown(db: Database, owner: str, chat_id: str) -> Rows:
-    """Find the id of the shown branch's newest message."""
+    """Query the id of the shown branch's last message."""
     return db.execute(_DOWN + _LAST, (None, *((chat_id, owner) * 4)))
 
 
 def pieces(db: Database, owner: str, chat_id: str, *, shown: bool) -> list[list[str]]:
-    """Return the ids of the chat's messages, or of the shown branch, grouped into pieces of bounded size."""
+    """Return the ids of all messages, or of the shown branch, grouped into chunks of limited size."""
     here = (chat_id, owner)
     found, size = list[list[str]](), 0
     for row in db.execute(_LINE, (None, *(here * 4))) if shown else db.execute(_ALL, here):
@@ -113,7 +113,7 @@ def pieces(db: Database, owner: str, chat_id: str, *, shown: bool) -> list[list[
 
 
 def piece(db: Database, owner: str, ids: list[str], message_of: Callable[[Any], StoredMessage]) -> list[StoredMessage]:
-    """Return these messages in this order, without those deleted meanwhile."""
+    """Return messages in this order, without those deleted in the meantime."""
     sql = f"SELECT * FROM messages WHERE id IN ({_marks(ids)}) AND owner = ? AND trash_id IS NULL"
     messages = {row["id"]: message_of(row) for row in db.execute(sql, (*ids, owner))}
     return [messages[each] for each in ids if each in messages]
@@ -128,7 +128,7 @@ def end_for_prompt(
     *,
     most_characters: int | None,
 ) -> tuple[list[StoredMessage], str | None, int, bool]:
-    """Return line, first message, number of messages above, and whether a summary begins it."""
+    """Return the fields `line`, `first_id`, `above` and `summarized` of a Branch."""
     here = (chat_id, owner)
     most = (_NO_END, _NO_END if most_characters is None else most_characters, most_characters is not None)
     if last is None:
@@ -147,7 +147,7 @@ def end_for_prompt(
 
 
 def files_above(db: Database, owner: str, chat_id: str, message_id: str) -> list[str]:
-    """Return attachments of the messages above, as stored, oldest first."""
+    """Return the attachments of earlier messages in stored form, oldest first."""
     rows = db.execute(_FILES, (message_id, chat_id, owner, _NO_END))
     return [row["attachments"] for row in rows]
 
@@ -189,7 +189,7 @@ def _shown(
     *,
     whole_turns: bool = True,
 ) -> list[Shown]:
-    # `line` is in upward order. Extended upwards to the question that begins the turn.
+    # `line` is ordered from the last message upwards. Include the question that starts the turn.
     end = min(begin + limit, len(line))
     while whole_turns and end < len(line) and line[end - 1]["role"] != "user":
         end += 1

@@ -1,4 +1,4 @@
-"""ChatStore methods shared by the SQL databases, including stored responses."""
+"""ChatStore methods shared by both databases, including those for stored responses."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ from notso.web.values.json_steps import json_steps
 T = TypeVar("T")
 P = ParamSpec("P")
 
-SOURCES_AT_ONCE = 200  # of a query for imported chats
-RENEW_SECONDS = 3.0  # renews the trash id of a long import, well before any process purges it
+SOURCES_AT_ONCE = 200  # sources per query for imported chats
+RENEW_SECONDS = 3.0  # interval for renewing the trash id of a long import, so that it is not purged
 
 _TOO_SLOW = Sentence("storing the chats took too long and was rolled back: please try again", "storage_slow")
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
@@ -77,13 +77,13 @@ _COUNTED = """
     ) AS counted
 """
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
-_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # the index has this condition
+_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # matches the partial index
 _MEMORIES = "SELECT id, text, created_ms FROM memories WHERE owner = ? ORDER BY created_ms, id"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _SHARE = "id, owner, chat_id, message_id, created_ms, expires_ms"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
-MOST_KEPT = 1000  # responses of an owner
+MOST_KEPT = 1000  # responses per owner
 
 
 def save_response(db: Database, owner: str, response: StoredResponse) -> None:
@@ -102,7 +102,7 @@ def save_response(db: Database, owner: str, response: StoredResponse) -> None:
         ),
     )
     db.execute(
-        # By order of arrival: after the clock was set back, the newest could go by time.
+        # Ordered by rowid, because the time would be wrong after the clock was set back.
         "DELETE FROM responses WHERE owner = ? AND rowid NOT IN"
         " (SELECT rowid FROM responses WHERE owner = ? ORDER BY rowid DESC LIMIT ?)",
         (owner, owner, MOST_KEPT),
@@ -134,7 +134,7 @@ def add_share(db: Database, owner: str, share: Share) -> bool:
 def _writing(
     work: Callable[Concatenate[Database, str, P], T],
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
-    """Make a method of a function of tree_writes, in a transaction."""
+    """Turn a function of tree_writes into a method that runs in a transaction."""
 
     async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.write(lambda db: work(db, owner, *args, **kwargs), owner)
@@ -145,7 +145,7 @@ def _writing(
 def _adding(
     work: Callable[Concatenate[Database, str, P], T],
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
-    """Like `_writing`, limited by the owner's amount of text."""
+    """Like `_writing`, with the limit on an owner's stored text."""
 
     async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._add(owner, lambda db: work(db, owner, *args, **kwargs))
@@ -176,10 +176,7 @@ class SQLStore(ABC):
 
     @abstractmethod
     async def refuse_company(self) -> None:
-        """Raise StorageError if others use the database or it is damaged.
-
-        Interrupts what dead processes left unfinished.
-        """
+        """Raise StorageError if another process uses the database or it is damaged; interrupt unfinished answers."""
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
@@ -193,14 +190,14 @@ class SQLStore(ABC):
 
     @abstractmethod
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
-        """Run `work` in a transaction off the event loop, in the owner's turn ("": internal).
+        """Run `work` in a transaction, in another thread. Changes are on disk on return.
 
-        The changes are on disk on return.
+        owner: the user whose queue is used, because users take turns; "" for internal work.
         """
 
     @abstractmethod
     async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
-        """Run read-only `work` off the event loop, in the owner's turn."""
+        """Run read-only `work` in another thread. owner: as for `write`."""
 
     def _message(self, row: Any) -> StoredMessage:
         return message_of(row)
@@ -238,7 +235,7 @@ class SQLStore(ABC):
         in_order = f"ORDER BY {column} {direction}, id {direction}"
         chats = f"SELECT * FROM chats WHERE {_LISTED} AND lower(title) LIKE ? ESCAPE '\\'"
         page = "LIMIT ? OFFSET ?"
-        # Counting the messages of all chats is needed only where they decide the order.
+        # The messages of all chats need to be counted only if they determine the order.
         if column in ("messages", "size_bytes"):
             query = f"{_COUNTED.format(chats=chats)} {in_order} {page}"
         else:
@@ -270,7 +267,7 @@ class SQLStore(ABC):
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
 
-        if self.read_only:  # indexes may be damaged: read the tables
+        if self.read_only:  # read the tables, because indexes may be damaged
             return _branch_of(await self.whole_chat(owner, chat_id), last)
 
         def read(db: Database) -> Branch | None:
@@ -292,7 +289,7 @@ class SQLStore(ABC):
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
 
-        if self.read_only:  # indexes may be damaged: read the tables
+        if self.read_only:  # read the tables, because indexes may be damaged
             whole = await self.whole_chat(owner, chat_id)
             path, earlier = end_of(_path_of(whole, through), limit, first)
             return ShownChat(whole.chat, whole.base, tuple(path), earlier) if whole is not None else None
@@ -344,7 +341,7 @@ class SQLStore(ABC):
     async def message_pieces(
         self, owner: str, chat_id: str, *, shown: bool = False
     ) -> AsyncIterator[list[StoredMessage]]:
-        if self.read_only:  # indexes may be damaged: read the tables
+        if self.read_only:  # read the tables, because indexes may be damaged
             whole = await self.whole_chat(owner, chat_id)
             if whole is not None:
                 yield branch(whole.messages, whole.chat.chosen_root) if shown else list(whole.messages)
@@ -548,7 +545,7 @@ class SQLStore(ABC):
         most = self.most_kept(owner)
 
         def within(db: Database) -> T:
-            # Sent before the write and read after it, to save a round trip.
+            # Send the query before the write and read the result after it, to save a round trip.
             kept = db.execute(_KEPT, (owner,)) if most else None
             result = write(db)
             if kept is not None and kept.fetchone()["n"] >= most and not getattr(result, "repeated", False):
@@ -589,7 +586,7 @@ def _found(db: Database, owner: str, query: str, terms: list[Term], limit: int) 
 
 
 def _add_hidden(db: Database, owner: str, piece: tree_writes.Piece, trash_id: str | None) -> str:
-    # The first pieces were purged meanwhile.
+    # Fails if the first chunks of this import were purged in the meantime.
     if trash_id is not None and not tree_writes.is_hidden(db, owner, trash_id):
         raise StorageError(_TOO_SLOW)
     tree_writes.add_piece(db, owner, piece)
@@ -612,7 +609,7 @@ def _branch_of(whole: WholeChat | None, last: str | None) -> Branch | None:
 
 
 def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, ChatBase]]:
-    # All are sent before any is read: PostgreSQL pipelines them.
+    # Send all statements before reading a result, because PostgreSQL pipelines them.
     chat, base = db.execute(_CHAT, (chat_id, owner)), _base(db, owner)
 
     def found() -> tuple[Chat | None, ChatBase]:

@@ -1,6 +1,7 @@
-"""Writes to the message tree and reversible deletion; see ChatStore for functions of the same name.
+"""Writes to the message tree, the trash, and permanent deletion.
 
-Everything that is stored for an owner is removed in transactions of bounded size.
+Functions named like a method of ChatStore are documented there. An owner's data is deleted in transactions of limited
+size.
 """
 
 from __future__ import annotations
@@ -148,13 +149,13 @@ def edit_message(
         return False
     uses = tuple(
         replace(use, content_at=0, round_end=0) for use in assistant_message.tool_uses
-    )  # the new text follows all calls
+    )  # the new text is placed after all tool calls
     assistant_message = replace(
         assistant_message, content=content, tool_uses=uses, citations=(), renderer=0, answer_html="", reasoning_html=""
     )
     update_message(db, owner, assistant_message)
     db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
-    _begin_trace(db, owner, message_id, None)  # it tells of another text
+    _begin_trace(db, owner, message_id, None)  # the trace is that of the old text
     _choose_through(db, owner, chat_id, message_id, through)
     db.index_message(owner, assistant_message)
     return True
@@ -174,7 +175,7 @@ def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, *, t
     if summary is None or summary.kind != "summary" or summary.active:
         return False
     _choose_through(db, owner, chat_id, message_id, through)
-    # Read again: choosing the branch may have changed its chosen_child.
+    # Load it again, because choosing the branch may have changed its chosen_child.
     summary = _message(db, owner, chat_id, message_id) or summary
     above = summary.parent_id
     db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ? AND owner = ?", (above, message_id, owner))
@@ -199,7 +200,7 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
     ).fetchone()
     if row is None or (assistant_message.active and row["state"] not in ACTIVE_STATES):
         return
-    # The process may still complete an answer that others interrupted, unless a user edited it since.
+    # The process may still complete an answer that another process interrupted, unless a user has edited it.
     if not db.holds(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
     if not assistant_message.active:
@@ -209,7 +210,7 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
         save_trace(db, row["owner"], assistant_message.id, trace)
     if not assistant_message.active:
         db.let_go(assistant_message.id)
-        # Answers are searchable once finished.
+        # Answers become searchable when they are finished.
         db.index_message(row["owner"], assistant_message)
 
 
@@ -223,7 +224,7 @@ def keep_html(db: Database, owner: str, messages: Sequence[StoredMessage]) -> No
 
 
 def pieces_of(items: Iterable[Chat | StoredMessage]) -> Iterator[Piece]:
-    """Split chats and messages into one or more pieces that are each written within about 10 ms."""
+    """Split chats and messages into chunks that can each be written within about 10 ms."""
     piece: Piece = []
     characters = 0
     for item in items:
@@ -282,7 +283,7 @@ def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
 
 
 def _choose_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
-    # `through` counts only if its branch contains the message.
+    # Ignores `through` unless its branch contains the message.
     passes = (
         through is not None
         and db.execute(f"{_LINE} SELECT 1 FROM line WHERE id = ?", (through, owner, message_id)).fetchone()
@@ -291,7 +292,7 @@ def _choose_through(db: Database, owner: str, chat_id: str, message_id: str, thr
 
 
 def _is_last(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
-    # With '' as the message: whether the chat is empty.
+    # For '' as the message id, returns whether the chat is empty.
     if message_id and _message(db, owner, chat_id, message_id) is None:
         return False
     follows = "parent_id = ?" if message_id else "parent_id IS NULL"
@@ -327,7 +328,7 @@ def _repeated(db: Database, owner: str, known: StoredMessage) -> TurnAccepted:
 
 
 def _lock(db: Database, owner: str, chat_id: str) -> bool:
-    # The chat's messages stay locked until the transaction ends.
+    # Locks the chat's messages until the transaction ends.
     return _locked(db, owner, chat_id).fetchone() is not None
 
 
@@ -403,7 +404,7 @@ def trash_message(db: Database, owner: str, chat_id: str, message_id: str) -> st
         f"{below} UPDATE messages SET trash_id = ? WHERE owner = ? AND id IN (SELECT id FROM below)",
         (message_id, owner, trash_id, owner),
     )
-    # What is shown follows the choices without looking into the trash.
+    # Queries for the shown branch follow chosen_child without checking whether that message is in the trash.
     sql = "UPDATE messages SET chosen_child = NULL WHERE chosen_child = ? AND chat_id = ? AND owner = ?"
     db.execute(sql, (message_id, chat_id, owner))
     sql = "UPDATE chats SET chosen_root = NULL WHERE chosen_root = ? AND id = ? AND owner = ?"
@@ -420,18 +421,18 @@ def rate_message(db: Database, owner: str, chat_id: str, message_id: str, rating
 
 
 def is_hidden(db: Database, owner: str, trash_id: str) -> bool:
-    """Whether the trash id exists; it is locked against purging."""
+    """Lock a trash id against purging; return False if it does not exist."""
     return _row(db, owner, trash_id) is not None
 
 
 def hide_too(db: Database, owner: str, chat_ids: list[str], trash_id: str) -> None:
-    """Add chats to an existing trash id, to be restored or purged together."""
+    """Add chats to an existing trash id, so that all are restored or purged together."""
     for chat_id in chat_ids:
         db.execute("UPDATE chats SET trash_id = ? WHERE id = ? AND owner = ?", (trash_id, chat_id, owner))
 
 
 def renew(db: Database, owner: str, trash_id: str) -> str:
-    """Replace a trash id, which restarts its time in the trash for all processes."""
+    """Replace a trash id, which restarts its time in the trash."""
     new = uuid.uuid4().hex
     db.execute("UPDATE trash SET id = ? WHERE id = ? AND owner = ?", (new, trash_id, owner))
     db.execute("UPDATE chats SET trash_id = ? WHERE trash_id = ? AND owner = ?", (new, trash_id, owner))
@@ -446,7 +447,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
     restored = [chat_id]
     db.execute("SELECT id FROM chats WHERE id = ? AND owner = ?" + db.for_update, (chat_id, owner))
     unfinished = "state IN ('queued', 'running') AND chat_id = ? AND owner = ?"
-    db.execute(  # at most one unfinished turn per chat: the newer one continues
+    db.execute(  # a chat may have only one unfinished turn; the newer one continues
         f"UPDATE messages SET state = 'interrupted' WHERE trash_id = ? AND {unfinished}"
         f" AND EXISTS (SELECT 1 FROM messages WHERE trash_id IS NULL AND {unfinished})",
         (trash_id, chat_id, owner, chat_id, owner),
@@ -456,7 +457,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
         restored = [str(each["id"]) for each in hidden]
         db.execute("UPDATE chats SET trash_id = NULL WHERE trash_id = ? AND owner = ?", (trash_id, owner))
     else:
-        # A single message, with what follows it, is chosen again.
+        # If a message with its replies is restored, show its branch again.
         top = db.execute(
             "SELECT m.id FROM messages m JOIN messages p ON p.id = m.parent_id AND p.trash_id IS NULL"
             " WHERE m.chat_id = ? AND m.trash_id = ? AND m.owner = ?",
@@ -468,7 +469,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
         )
         sql = "UPDATE chats SET chosen_root = ? WHERE id = ? AND owner = ?"
         db.execute(sql, (row["chosen_root"], chat_id, owner))
-        if row["settings"]:  # unless others were chosen since
+        if row["settings"]:  # restore the settings unless they have been changed
             sql = "UPDATE chats SET settings = ? WHERE id = ? AND owner = ? AND settings = ?"
             db.execute(sql, (row["settings"], chat_id, owner, settings_text({})))
         if top is not None:
@@ -478,8 +479,8 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
 
 
 def due(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
-    """Return trash ids seen for at least `seconds`. `seen` maps them to monotonic times."""
-    # Not wall-clock time: if that were set forward, a deletion could not be undone.
+    """Return the trash ids that were first seen at least `seconds` ago. `seen` maps ids to monotonic times."""
+    # Wall-clock time is not used: if the clock were set forward, a deletion could no longer be undone.
     now, known = time.monotonic() if now is None else now, dict(seen)
     ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
     seen.clear()
@@ -497,11 +498,11 @@ def thrown_away(db: Database, old: list[str]) -> list[Conversation]:
     return list(dict.fromkeys(Conversation(row["owner"], row["id"]) for row in found))
 
 
-PURGED_MESSAGES = 200  # per transaction, so that others write in between
+PURGED_MESSAGES = 200  # per transaction, so that other writers need not wait long
 
 
 def purge_piece(db: Database, trash_id: str) -> bool:
-    """Delete a part of what was thrown away, which cannot be restored from then on; return whether more is left."""
+    """Delete a part of the content of a trash id, which can then no longer be restored; return whether more is left."""
     row = db.execute("SELECT * FROM trash WHERE id = ?" + db.for_update, (trash_id,)).fetchone()
     if row is None:
         return False
@@ -511,7 +512,8 @@ def purge_piece(db: Database, trash_id: str) -> bool:
         db.execute("UPDATE trash SET owner = '' WHERE id = ?", (trash_id,))
     left = PURGED_MESSAGES
     for chat_id, which, values in _thrown(db, row):
-        # Newest first: deleting a message would cascade to those below it, and SQLite's cascades end at 1,000 levels.
+        # Delete the newest messages first, because deletion cascades to replies, and SQLite limits cascades to 1,000
+        # levels.
         sql = f"SELECT id FROM messages WHERE chat_id = ?{which} ORDER BY position DESC LIMIT ?"
         messages = db.execute(sql, (chat_id, *values, left)).fetchall()
         for message in messages:
@@ -528,7 +530,7 @@ def purge_piece(db: Database, trash_id: str) -> bool:
 
 
 def _thrown(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return the chats of a trash id, each with a condition on its messages."""
+    """Return the chats of a trash id, each with a condition that selects its messages."""
     if trash["kind"] == "messages":
         return [(trash["chat_id"], " AND trash_id = ?", (trash["id"],))]
     rows = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash["id"],)).fetchall()
@@ -578,7 +580,7 @@ ROWS_AT_ONCE = 200
 
 
 def forget_conversations(db: Database, owner: str) -> None:
-    """Record that engines must forget what they computed for the owner's chats and stored responses."""
+    """Record that engines must clear the caches of the owner's chats and stored responses."""
     columns = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
     now = time.time_ns() // 1_000_000
     for source in ("messages WHERE owner = ? AND parent_id IS NULL", "responses WHERE owner = ?"):
@@ -586,7 +588,7 @@ def forget_conversations(db: Database, owner: str) -> None:
 
 
 def remove_piece(db: Database, owner: str) -> bool:
-    """Delete a part of what an owner has besides libraries; return whether more is left."""
+    """Delete a part of an owner's data other than libraries; return whether more is left."""
     return _remove_messages(db, owner) or _remove_records(db, owner)
 
 
@@ -594,7 +596,7 @@ def _remove_messages(db: Database, owner: str) -> bool:
     chat = db.execute("SELECT id FROM chats WHERE owner = ? LIMIT 1" + db.for_update, (owner,)).fetchone()
     if chat is None:
         return False
-    # Newest first, as in tree_writes.purge_piece: SQLite's cascades end at 1,000 levels.
+    # Newest first, for the reason given in purge_piece.
     sql = "SELECT id FROM messages WHERE chat_id = ? ORDER BY position DESC LIMIT ?"
     messages = db.execute(sql, (chat["id"], PURGED_MESSAGES)).fetchall()
     for each in messages:

@@ -1,1 +1,1 @@
-"""The store in one SQLite file. No SQL exists outside this package."""
+"""SQLite implementation of the store."""

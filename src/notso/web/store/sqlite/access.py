@@ -1,6 +1,6 @@
-"""API keys and usage in a SQLite file of its own, which several processes may write.
+"""API keys, usage and audit logs in a separate SQLite file, to which several processes may write.
 
-It uses a rollback journal, because SQLite's WAL mode has a bug with two writers (see connection.py).
+The file uses a rollback journal because SQLite's WAL mode has a bug with two writers (see connection.py).
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ _GONE = f"{_WHAT} is missing: restore it, or restart the server to continue with
 _BUSY = f"{_WHAT} is locked by another program: wait for it or stop it"
 _FAILED = f"{_WHAT} cannot be read or written at the moment"
 
-READ_MS = 1000  # a read waits so long for a write, which takes milliseconds
-SHORT_MS = 50  # after a timeout, queued reads must not wait as long one after the other
+READ_MS = 1000  # how long a read waits for a write, which usually takes milliseconds
+SHORT_MS = 50  # how long queued reads wait after one has timed out
 
 
 class SQLiteAccessStore(SQLAccessStore):
@@ -94,7 +94,7 @@ class SQLiteAccessStore(SQLAccessStore):
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / ACCESS_FILE
-        # A thread and connection each, so that reads do not wait for writes of this process.
+        # Separate threads and connections, so that reads do not wait for writes of this process.
         self._reading, self._writing = _Lane(self._path, "read", READ_MS), _Lane(self._path, "write", BUSY_MS)
         self._was_open = False
 
@@ -148,7 +148,7 @@ class _Lane:
         except sqlite3.Error as error:
             self._waited = getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY")
             if not self._waited:
-                self.close()  # the file may be replaced by the next call
+                self.close()  # allows the file to be replaced before the next call
             raise
         self._waited = False
         return result
@@ -167,7 +167,7 @@ class _Lane:
         if not found.st_size:
             self.close()
             raise StorageDamagedError(_EMPTY)
-        # A file put in the place of this one is used at once.
+        # If the file was replaced, use the new one.
         if self._connection is None or self._file != (found.st_dev, found.st_ino):
             self.close()
             self._connection = _open(self._path, SHORT_MS if self._waited else self._patience_ms)
@@ -188,8 +188,8 @@ class _Connection:
 
 def _make(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Created under another name and linked, so that of two processes the first one's file stays. Only SQLite
-    # opens the file itself: closing any other descriptor of it would drop SQLite's POSIX locks.
+    # Create the file under another name and link it, so that if two processes do this at once, the first one's file is
+    # used. Only SQLite may open the file itself, because closing any other descriptor would release SQLite's locks.
     new = path.with_name(f"{path.name}-{secrets.token_hex(8)}.new")
     os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     try:
@@ -198,7 +198,7 @@ def _make(path: Path) -> None:
             os.link(new, path)
         except FileExistsError:
             return
-        except OSError:  # file systems without hard links
+        except OSError:  # the file system does not support hard links
             new.rename(path)
         sync_folder(path.parent)
     finally:

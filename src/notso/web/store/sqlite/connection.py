@@ -1,13 +1,13 @@
-"""SQLite connections: directory lock, pragmas, migrations, copies. Runs in the writer's thread.
+"""SQLite connections, the lock on the data directory, and detection of damage. Runs in the writer's thread.
 
-Up to 3.51.2 SQLite can damage a WAL file when two connections write or checkpoint at once. Only the connection from
-`open_writer` ever does either; those from `open_reader` cannot.
+Up to version 3.51.2, SQLite can damage a WAL file if two connections write or checkpoint at the same time. Only the
+connection from `open_writer` does so; connections from `open_reader` cannot.
 
-Damage is detected without changing the database, and damaged files are moved away. SQLite treats a deleted, truncated
-or overwritten log as a shorter one and reports nothing. Each commit therefore increments a counter in the database, and
-after the sync the number is written to `notso.db-commits`. That file is not synced: the write survives the process, and
-after a power failure its number may be too low, never too high. A database with a smaller number than the file has lost
-commits.
+Damage is detected without changing the database. SQLite does not report a log (WAL file) that was deleted, truncated or
+overwritten; the commits in it are just missing. Therefore, each commit increments a counter in the database, and after
+the commit is synced, the count is written to `notso.db-commits`. This file is not synced: the write survives the
+process, and after a power failure the count may be too low but never too high. If the count in the database is lower
+than that in the file, commits are missing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """Open a connection that can neither write nor checkpoint."""
+    """Open a connection that cannot write or checkpoint."""
     with storage_errors():
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
@@ -72,7 +72,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def open_nothing() -> sqlite3.Connection:
-    """Return an empty in-memory database, for reading when the file is gone."""
+    """Return an empty in-memory database to read from if the file is missing."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
@@ -83,7 +83,7 @@ def open_nothing() -> sqlite3.Connection:
 
 
 def fold(connection: sqlite3.Connection) -> bool:
-    """Checkpoint and truncate the log; False, without waiting, if a reader blocks it."""
+    """Checkpoint and truncate the log; return False, without waiting, if a reader blocks this."""
     connection.execute("PRAGMA busy_timeout=0")
     try:
         return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
@@ -92,13 +92,13 @@ def fold(connection: sqlite3.Connection) -> bool:
 
 
 def copy(connection: sqlite3.Connection, target: Path) -> None:
-    """Write a compact copy over `target`, in the writer's thread, outside a transaction."""
+    """Write a compact copy to `target`, overwriting it. Call this in the writer's thread, outside a transaction."""
     target.unlink(missing_ok=True)
     _make_private(target)
     connection.execute("VACUUM INTO ?", (str(target),))
     copied = sqlite3.connect(target, isolation_level=None)
     try:
-        # Without a commit count the copy can replace a database with more commits.
+        # Without a commit count, the copy can be restored even though it has fewer commits.
         copied.execute("DELETE FROM facts WHERE name = 'commits'")
     finally:
         copied.close()
@@ -131,13 +131,13 @@ def storage_errors(
     failed: str = FAILED,
     busy: str = Sentence("the database is locked by another program: try again in a moment", "storage_locked"),
 ) -> Iterator[None]:
-    """Translate sqlite3.Error and OSError into StorageError, without paths or SQL."""
+    """Convert sqlite3.Error and OSError to StorageError, without paths or SQL."""
     try:
         yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         logger.error("database: %s (%s)", type(error).__name__, name)
-        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no space for the WAL index
+        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the second one: no space for the WAL index
             raise StorageFullError(DISK_FULL) from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise StorageDamagedError(damaged) from error
@@ -154,12 +154,12 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
             "the conversations were written by a newer version of notso: please upgrade; nothing was changed"
         )
     pragmas = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"]
-    pragmas += [f"busy_timeout={BUSY_MS}", "mmap_size=0", "fullfsync=ON"]  # the last for macOS
-    pragmas += ["secure_delete=ON"]  # what is deleted does not stay in free pages
+    pragmas += [f"busy_timeout={BUSY_MS}", "mmap_size=0", "fullfsync=ON"]  # fullfsync is for macOS
+    pragmas += ["secure_delete=ON"]  # overwrites deleted data in free pages
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
     if existed and 0 < version < SCHEMA_VERSION:
-        # A way back to the previous release.
+        # Keep a copy that the previous release can open.
         copy(connection, path.with_name(f"{path.stem}-before-{SCHEMA_VERSION}.db"))
     connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
@@ -186,7 +186,7 @@ def _statements(script: str) -> list[str]:
 
 
 class DirectoryLock:
-    """Exclusive lock on a directory, freed by `release` or the end of the process."""
+    """Exclusive lock on a directory, until `release` or the end of the process."""
 
     def __init__(self, directory: Path) -> None:
         """Create the directory (0700) if needed. Raises StorageError and DataDirectoryBusyError."""
@@ -209,11 +209,11 @@ class DirectoryLock:
             self._descriptor = -1
 
 
-DIGITS = 20  # always as many, so that the file is overwritten in place
+DIGITS = 20  # a fixed number, so that the file can be overwritten in place
 
 
 class Witness:
-    """The commit counter beside the database at `path`. For one thread."""
+    """The file with the number of commits to the database at `path`. Not thread-safe."""
 
     def __init__(self, path: Path, commits: int) -> None:
         """Create or overwrite the file. Raises OSError."""
@@ -229,11 +229,11 @@ class Witness:
 
     def note(self, commits: int) -> None:
         with contextlib.suppress(OSError):
-            # On failure the old number stays: less damage is detected, but no commit fails.
+            # If this fails, the old count stays in the file: less damage is detected, but the commit succeeds.
             self._write(commits)
 
     def sync(self) -> None:
-        """Sync the file, so that the number survives a power failure."""
+        """Sync the file, so that the count survives a power failure."""
         with contextlib.suppress(OSError):
             sync(self._file.fileno())
 
@@ -255,7 +255,7 @@ def commits_acknowledged(path: Path) -> int | None:
 
 
 def commits_in(connection: sqlite3.Connection) -> int | None:
-    """Return the number in the database, 0 if it is not a number."""
+    """Return the commit count in the database: 0 if it is not a number, None if there is none."""
     row = connection.execute("SELECT CAST(value AS INTEGER) FROM facts WHERE name = 'commits'").fetchone()
     return int(row[0]) if row is not None else None
 
@@ -272,9 +272,9 @@ LOST = Sentence(
 
 
 def damage_of(path: Path) -> Damage:
-    """Return why the database may only be read, without changing anything.
+    """Return the damage that requires the database to be opened read-only. Does not change any file.
 
-    Raises StorageDamagedError if nothing can be read.
+    Raises StorageDamagedError if the database cannot be read at all.
     """
     with storage_errors():
         acknowledged = commits_acknowledged(path)
@@ -293,7 +293,7 @@ def damage_of(path: Path) -> Damage:
             if acknowledged is not None and inside is not None and inside < acknowledged:
                 damage = _report("behind", f"has {inside} of {acknowledged} commits")
             elif _is_open(reader) and not _is_sound(reader):
-                damage = _report("unsound", "failed its check")
+                damage = _report("unsound", "failed its integrity check")
             if damage:
                 reader.execute("SELECT id FROM chats").fetchall()
                 if version < SCHEMA_VERSION:
@@ -313,27 +313,27 @@ def move_strange_log(path: Path) -> None:
     if _is_empty(log) or not (_was_started_anew(path) or _never_had_a_log(path)):
         return
     with storage_errors():
-        # SQLite would delete it, or write its pages over a backup that replaced the database.
+        # SQLite would delete the log, or apply its pages to a restored backup.
         log.rename(kept := _dated(log))
         path.with_name(path.name + "-shm").unlink(missing_ok=True)
     logger.warning("a log that does not belong to the database was saved as %s", kept.name)
 
 
 def roll_back(path: Path) -> None:
-    """Roll back a transaction begun before WAL mode was on. Raises StorageError."""
+    """Roll back an unfinished transaction in rollback-journal mode. Raises StorageError."""
     if not _is_empty(path.with_name(path.name + "-journal")) and not _is_empty(path):
         with storage_errors():
             connection = sqlite3.connect(path)
             try:
-                # Only a new database or a restored backup has a rollback journal; read-only
-                # connections cannot open it.
+                # Only a new database or a restored backup has a rollback journal, and read-only connections cannot roll
+                # it back.
                 connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             finally:
                 connection.close()
 
 
 def keep_copy(path: Path) -> None:
-    """Copy database and log to dated names if the counter was deleted after an unclean end.
+    """Keep copies of the database and log if notso.db-commits was deleted after an unclean shutdown.
 
     Raises StorageError.
     """
@@ -343,7 +343,7 @@ def keep_copy(path: Path) -> None:
     try:
         with storage_errors():
             version = int(reader.execute("PRAGMA user_version").fetchone()[0])
-            # The operator chose to continue without the missing commits; opening makes SQLite drop the
+            # The operator chose to continue without the missing commits. Opening the database makes SQLite discard the
             # unusable log.
             unclean = 0 < version <= SCHEMA_VERSION and _is_open(reader) and commits_in(reader)
     finally:
@@ -364,8 +364,8 @@ def _never_had_a_log(path: Path) -> bool:
     if _is_empty(path):
         return False
     with storage_errors(), path.open("rb") as file:
-        # True of backups; the database itself is switched to WAL before anything is written.
-        return file.read(20)[18:] == b"\x01\x01"  # file format write and read versions; 2 is WAL
+        # True for backups. The database itself is switched to WAL mode before anything is written.
+        return file.read(20)[18:] == b"\x01\x01"  # file format versions for writing and reading; 2 means WAL
 
 
 def _log_of(path: Path) -> Path:
@@ -387,12 +387,12 @@ def _is_empty(path: Path) -> bool:
 
 
 def _is_open(reader: sqlite3.Connection) -> bool:
-    """Whether the last close was unclean."""
+    # True if the database is open or was not closed cleanly.
     return reader.execute("SELECT 1 FROM facts WHERE name = 'open'").fetchone() is not None
 
 
 def _is_sound(reader: sqlite3.Connection) -> bool:
     try:
         return [row[0] for row in reader.execute("PRAGMA quick_check")] == ["ok"]
-    except sqlite3.DatabaseError:  # some damage makes the check itself fail
+    except sqlite3.DatabaseError:  # some kinds of damage make the check itself fail
         return False

@@ -1,4 +1,4 @@
-"""SQLite schema as numbered, forward-only migrations. Never edit a released one."""
+"""SQLite schema as numbered, forward-only migrations. Never edit a released migration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MIGRATIONS: tuple[str, ...] = (
 
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
     """,
-    # 2: message tree with a remembered branch; settings, attachments, search, and undo of deletion.
+    # 2: message tree with a chosen branch; settings, attachments, search, and a trash for undoing deletions.
     """
     ALTER TABLE chats ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0 CHECK (pinned IN (0, 1));
     ALTER TABLE chats ADD COLUMN settings TEXT NOT NULL DEFAULT '{}';
@@ -94,7 +94,7 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO texts (rowid, body) SELECT number, content FROM indexed
         JOIN messages ON messages.id = indexed.message_id;
     """,
-    # 3: responses of the Responses API, each with the conversation to continue.
+    # 3: responses of the Responses API, with the conversation that can be continued.
     """
     CREATE TABLE responses (
         id TEXT PRIMARY KEY,
@@ -127,7 +127,7 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (owner, name)
     ) STRICT;
     """,
-    # 7: indexes that cover branches, whatever the size of messages, and the order of lists; total size per owner.
+    # 7: covering indexes for branches and sorted lists, independent of the size of messages; total size per owner.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position, id, chosen_child, trash_id, owner);
@@ -139,8 +139,8 @@ MIGRATIONS: tuple[str, ...] = (
     UPDATE messages SET size = 500 + length(content) + length(reasoning) + length(attachments) + length(tool_uses);
     CREATE INDEX sizes_of_owners ON messages (owner, size);
     """,
-    # 8: SQLite assumes that an owner has ten messages, and preferred this index to that of ids. With a condition it is
-    # used by the sum alone.
+    # 8: SQLite assumes that an owner has ten messages and preferred sizes_of_owners to the index of ids. With a
+    # condition, the index is used only for the sum of sizes.
     """
     DROP INDEX sizes_of_owners;
     CREATE INDEX sizes_of_owners ON messages (owner, size) WHERE size > 0;
@@ -188,7 +188,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
-    # 10: models of answers; the sources of imported chats and messages, which outlive a deleted message.
+    # 10: models of answers; sources of imported chats and messages, which are kept when a message is deleted.
     """
     ALTER TABLE messages ADD COLUMN model TEXT NOT NULL DEFAULT '';
     ALTER TABLE chats ADD COLUMN source TEXT NOT NULL DEFAULT '';
@@ -201,7 +201,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX imported_by_message ON imported_messages (message_id);
     """,
-    # 11: the index holds the words that search_words makes, as PostgreSQL's does; indexed_text() is that function.
+    # 11: the index contains the words from search_words, as in PostgreSQL. indexed_text() is defined there.
     """
     DROP TABLE texts;
     CREATE VIRTUAL TABLE texts USING fts5(body, tokenize = "unicode61 remove_diacritics 0 tokenchars '+#'");
@@ -224,7 +224,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX shares_of_chats ON shares (chat_id);
     """,
-    # 13: libraries. A document's file, text and words are rows, so that one transaction adds or deletes all of it.
+    # 13: libraries. A document's file, text and words are rows, so that one transaction can add or delete a document.
     """
     CREATE TABLE libraries (
         number INTEGER PRIMARY KEY,
@@ -299,7 +299,7 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms INTEGER NOT NULL
     ) STRICT;
     """,
-    # 14: how answers were written, and which responses run in the background: others can continue them.
+    # 14: traces of answers, and unfinished responses in the background, which another process can continue.
     """
     CREATE TABLE answer_traces (
         message_id TEXT PRIMARY KEY REFERENCES messages (id) ON DELETE CASCADE,
@@ -347,14 +347,14 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE messages ADD COLUMN citations TEXT NOT NULL DEFAULT '[]';
     """,
-    # 17: responses that continue with the tokens so far, also streams of named conversations.
+    # 17: tokens of unfinished responses, including streams of named conversations, so that they can be continued.
     """
     ALTER TABLE open_responses ADD COLUMN path TEXT NOT NULL DEFAULT '/v1/responses';
     ALTER TABLE open_responses ADD COLUMN headers TEXT NOT NULL DEFAULT '{}';
     ALTER TABLE open_responses ADD COLUMN conversation TEXT NOT NULL DEFAULT '';
     ALTER TABLE open_responses ADD COLUMN progress TEXT NOT NULL DEFAULT '';
     """,
-    # 18: their tokens in parts, so that each second stores only its own.
+    # 18: tokens of unfinished responses in parts, so that each save stores only the new tokens.
     """
     CREATE TABLE response_tokens (
         response_id TEXT NOT NULL REFERENCES open_responses (id) ON DELETE CASCADE,

@@ -1,4 +1,4 @@
-"""Conversations in one SQLite file: a writer thread, several readers, and backups."""
+"""ChatStore in a SQLite file, with one writer thread and several reader threads, and backups."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ T = TypeVar("T")
 
 
 class Writer:
-    """Writes to the database at `path`. For one thread; methods raise StorageError."""
+    """Connection that writes to the database at `path`. Not thread-safe. Methods raise StorageError."""
 
     def __init__(self, path: Path) -> None:
         keep_copy(path)
         self.connection = open_writer(path)
-        self.unfolded = False  # whether the log holds commits that the file lacks
+        self.unfolded = False  # whether the log has commits that are not in the database file yet
         try:
             with storage_errors():
                 self._commits = self._begin_counting(path)
@@ -60,7 +60,7 @@ class Writer:
             raise
 
     def write(self, work: Callable[[Database], T]) -> T:
-        """Run `work` in a transaction; it is on disk on return."""
+        """Run `work` in a transaction. Changes are on disk on return."""
         with storage_errors():
             before = self.connection.total_changes
             with transaction(self.connection):
@@ -77,7 +77,7 @@ class Writer:
             return result
 
     def fold(self) -> bool:
-        """Checkpoint the log unless a reader blocks it; return whether it is empty."""
+        """Checkpoint the log unless a reader blocks this; return whether the log is empty."""
         with storage_errors():
             if fold(self.connection):
                 self.unfolded = False
@@ -91,7 +91,7 @@ class Writer:
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
             self.connection.execute("DELETE FROM facts WHERE name = 'open'")
-            # The number must be in the file itself before it is acknowledged: a log may get lost.
+            # The database file itself must contain the final count, because the log may get lost.
             fold(self.connection)
         self.connection.close()
         self._witness.close()
@@ -104,7 +104,7 @@ class Writer:
 
 
 READ_THREADS = 4
-# Checkpoint after so long without writes, so that a lost log mostly held nothing. Running answers are saved more often.
+# Checkpoint after this time without writes, so that the log is usually empty. Running answers are saved more often.
 IDLE_SECONDS = 2.0
 
 
@@ -127,7 +127,7 @@ class SQLiteStore(SQLStore):
         self._reads = FairQueue("notso-db-read", READ_THREADS)
         self._lock: DirectoryLock | None = None
         self._writer: Writer | None = None
-        self._readers: list[sqlite3.Connection] = []  # idle ones
+        self._readers: list[sqlite3.Connection] = []  # idle connections
         self._folding: asyncio.TimerHandle | None = None
         self.damage: Damage = ""
 
@@ -140,9 +140,9 @@ class SQLiteStore(SQLStore):
         return False
 
     async def open(self) -> None:
-        """Lock the directory, migrate, and interrupt answers left by a crash that cannot go on. Idempotent.
+        """Lock the directory, migrate, and interrupt unfinished answers that cannot be continued. Idempotent.
 
-        A damaged file is opened read-only and left unchanged.
+        A damaged database is opened read-only and left unchanged.
         """
         if self._writer is None and not self.read_only:
             await self._writes.run("", self._open)
@@ -197,7 +197,7 @@ class SQLiteStore(SQLStore):
 
         def folded(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and not done.result():
-                self._fold_when_idle()  # a reader blocked it; after an error the next write retries
+                self._fold_when_idle()  # a reader blocked the checkpoint; after an error, the next write retries
 
         folding.add_done_callback(folded)
 
@@ -228,7 +228,7 @@ class SQLiteStore(SQLStore):
     def _open(self) -> None:
         self._lock = DirectoryLock(self._directory)
         try:
-            for left in self._directory.glob("backup-*.db"):  # of aborted downloads
+            for left in self._directory.glob("backup-*.db"):  # left over from aborted downloads
                 left.unlink(missing_ok=True)
             move_strange_log(self._path)
             roll_back(self._path)
@@ -267,9 +267,9 @@ def _opened_copy(copy: Path) -> Iterator[sqlite3.Connection]:
 
 
 def kept_chats(copy: Path) -> list[tuple[str, str]]:
-    """Return owner and id of the chats of all owners, oldest first, except temporary and deleted ones.
+    """Return (owner, id) of all chats, oldest first, except temporary and deleted ones.
 
-    Raises StorageError, also for another schema version.
+    Raises StorageError, also if the schema version differs.
     """
     with _opened_copy(copy) as db:
         rows = db.execute(
@@ -279,7 +279,7 @@ def kept_chats(copy: Path) -> list[tuple[str, str]]:
 
 
 def whole_documents(copy: Path, owner: str, library: str) -> Iterator[tuple[str, DocumentText]]:
-    """Yield the names and texts of an owner's library, oldest first. Raises StorageError."""
+    """Yield the names and texts of a library's documents, oldest first. Raises StorageError."""
     with _opened_copy(copy) as db:
         rows = db.execute(
             "SELECT documents.id, documents.name FROM documents JOIN libraries ON libraries.id = library_id"
@@ -292,10 +292,10 @@ def whole_documents(copy: Path, owner: str, library: str) -> Iterator[tuple[str,
 
 
 def back_up(folder: Path, target: Path) -> None:
-    """Copy the conversations in `folder` to a new file. Raises StorageError, also if a server uses it."""
+    """Copy the chat database in `folder` to a new file. Raises StorageError, also if a server is using the folder."""
     path = folder / "notso.db"
     if not path.exists():
-        raise StorageError(f"there are no conversations in {folder}")
+        raise StorageError(f"{folder} contains no chats")
     try:
         lock = DirectoryLock(folder)
     except DataDirectoryBusyError:
@@ -329,12 +329,11 @@ ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, in
 """
 
 
-MERGED_PAGES = 500  # of the search index, per transaction
+MERGED_PAGES = 500  # pages of the search index merged per transaction
 
 
 class SQLiteDatabase(Database):
-    # One process owns the file, and only one of its connections writes.
-    for_update = ""
+    for_update = ""  # rows need not be locked, because a single connection writes
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -361,7 +360,7 @@ class SQLiteDatabase(Database):
         body = indexed_text(message.content)
         db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, body))
 
-    # Not done by triggers: SQLite 3.40 does not allow them to write to an FTS table.
+    # Not done with triggers, because SQLite 3.40 does not allow them to write to an FTS table.
     def remove_chat(self, chat_id: str) -> None:
         self.execute("DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE chat_id = ?)", (chat_id,))
 
@@ -371,7 +370,7 @@ class SQLiteDatabase(Database):
 
     def merge_index(self) -> bool:
         before = self._connection.total_changes
-        # Negative: of all segments. FTS5 keeps deleted words until their segments are merged.
+        # FTS5 keeps deleted words until their segments are merged. A negative number merges segments of all levels.
         self.execute("INSERT INTO texts (texts, rank) VALUES ('merge', ?)", (-MERGED_PAGES,))
         return self._connection.total_changes - before > 1
 
