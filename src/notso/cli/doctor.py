@@ -57,7 +57,7 @@ def doctor(
 ) -> None:
     """Check this machine and suggest fixes.
 
-    Checks Python, sandboxing of child processes, CPU, kernels, GPU, memory, page sizes, models, disk, port, SQLite,
+    Checks Python, sandboxing of child processes, CPU, kernels, GPU, memory, huge pages, models, disk, port, SQLite,
     PostgreSQL, plugins, network and versions. Each line begins with ok, warn or fail; exit code 1 if a check fails.
     """
     findings = [_answering(server)] if server else examine(port)

@@ -32,7 +32,7 @@ def verify(
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     golden: Annotated[
         bool,
-        typer.Option("--golden", help="Only compare with reference results computed with transformers for SmolLM3-3B."),
+        typer.Option("--golden", help="Only compare with transformers' reference results for SmolLM3-3B."),
     ] = False,
     golden_file: Annotated[
         Path | None,
