@@ -276,6 +276,7 @@ PEERS: dict[str, Callable[[str, int, int], Peer]] = {"llama.cpp": LlamaCpp, "ope
 
 
 def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
+    """Run a task and return its result."""
     from notso.system.memory import process_memory
 
     if task["task"] == "memory":
