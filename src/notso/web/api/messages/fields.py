@@ -491,7 +491,7 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
 WITHIN_MESSAGE: Notes = {
     "image": refused("the model reads text only"),
     "url": refused("URLs are not fetched; send the document as base64 or as text"),
-    "media_type": works("of a document: `application/pdf` or `text/plain`", "send a PDF or plain text"),
+    "media_type": works("of a document: application/pdf or text/plain", "send a PDF or plain text"),
     "thinking": works("kept in the prompt until its tool calls are answered; left out after the next user message"),
     "redacted_thinking": works("left out of the prompt, because it is encrypted"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
