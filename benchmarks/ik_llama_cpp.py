@@ -29,7 +29,9 @@ CONFIGURATIONS = {
 
 
 def printed(command: Sequence[str]) -> str:
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
+    # llama-batched-bench prints its table to the standard error stream.
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=True)
+    return run.stdout if run.stdout.strip() else run.stderr
 
 
 def bench_rate(programs: Path, file: Path, threads: int, test: list[str]) -> Callable[[list[str]], float]:
@@ -42,9 +44,8 @@ def bench_rate(programs: Path, file: Path, threads: int, test: list[str]) -> Cal
 
 def batch_rate(programs: Path, file: Path, threads: int) -> Callable[[list[str]], float]:
     def rate(options: list[str]) -> float:
-        # Flags have no value here.
         values = dict(zip(options[::2], options[1::2], strict=True))
-        flags = [flag for flag in ("-rtr", "-fa") if values.pop(flag) == "1"]
+        flags = ["-rtr"] if values.pop("-rtr") == "1" else []  # without a value here
         flags += [text for pair in values.items() for text in pair]
         command = [str(programs / "llama-batched-bench"), "-m", str(file), "-t", str(threads), *flags]
         command += ["-c", str(SEQUENCES * 64), "-npp", "32", "-ntg", str(DECODED), "-npl", str(SEQUENCES)]
