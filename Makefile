@@ -42,7 +42,7 @@ check: $(VENV)/.dev  ## run what .ci/run does: lint, all tests, and the long one
 # Four workers for two cores: one computes while another waits. With AGAIN=1 tests that fail (rc 1) are left to
 # `make again`; whatever else goes wrong is a failure at once.
 JOBS ?= 4
-tests: $(VENV)/.dev
+tests: $(VENV)/.dev  ## run tests with four workers (FILES="tests/web/chat")
 	@rm -f .pytest_cache/v/cache/lastfailed; \
 	  $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FILES) </dev/null || [ "$$?:$(AGAIN)" = 1:1 ]
 

@@ -72,6 +72,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/smollm3/sampling/test_patterns.py",
         "tests/smollm3/sampling/test_token_limit.py",
         "tests/smollm3/scheduling/test_scheduler.py",
+        "tests/smollm3/text/test_tokenizer_official.py",
     ),
     "quotes": (
         "src/notso/documents/citations.py",

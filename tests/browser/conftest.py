@@ -15,7 +15,7 @@ import pytest
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 from scripted_engine import ScriptedEngine
-from web.compiled_templates import share_compiled_templates
+from web.shared_between_servers import share_between_servers
 
 from notso.plugins.process import Plugins
 from notso.web.app import create_app
@@ -24,7 +24,7 @@ from notso.web.engine.port import ChatEngine
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.values.settings import Settings
 
-share_compiled_templates()
+share_between_servers()
 
 PICTURES = Path(__file__).parents[2] / "artifacts" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

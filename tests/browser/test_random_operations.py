@@ -28,7 +28,7 @@ from notso.smollm3 import EngineError, Message
 from notso.web.engine.port import Event
 from notso.web.values.wording import words
 
-OPERATIONS = int(os.environ.get("OPERATIONS", "200" if is_long("page") else "60"))
+OPERATIONS = int(os.environ.get("OPERATIONS", "200" if is_long("page") else "25"))
 MOST_CHATS, MOST_MESSAGES, NEWEST = 7, 16, 40
 WORDS = ("so", "und", "für", "שלום", "1 < 2", "{{ y }}", "日本", "a & b", "<i>", "naïve")
 PROJECT = "Birds"

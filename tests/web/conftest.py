@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from scripted_engine import ScriptedEngine
-from web.compiled_templates import share_compiled_templates
+from web.shared_between_servers import NO_AUTHORITIES, share_between_servers
 from web.store.postgres_server import PostgresServer, postgres_server
 
 from notso.plugins.process import Plugins
@@ -33,7 +33,7 @@ from notso.web.services import Shared
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
 
-share_compiled_templates()
+share_between_servers()
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Running:
         self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self._thread.start()
         self._wait(lambda: self.server.started or not self._thread.is_alive())
-        self.client = httpx.Client(base_url=self.address, timeout=60)
+        self.client = httpx.Client(base_url=self.address, timeout=60, verify=NO_AUTHORITIES)
 
     @property
     def shared(self) -> Shared:

@@ -26,7 +26,7 @@ from notso.smollm3.scheduling.sequence import BlockCopy, Chunk, Sequence
 
 BACKENDS: list[Callable[[], Backend]] = [CPU, NumpyBackend, emulated_gpu]
 BLOCKS = 6
-LENGTHS = (TILE_POSITIONS + 20, 70, 9)
+LENGTHS = (TILE_POSITIONS + 10, 20, 9)
 SHORT = ("k4v3",)
 RNG = np.random.default_rng(7)
 
@@ -75,7 +75,7 @@ def logits_of(runner: ModelRunner, tokens: list[list[int]]) -> list[Floats]:
 
     first, second, third = sequences
     found = run(chunk(first, 100, samples=False))
-    found += run(chunk(first, 40), chunk(second, 60), chunk(third, 3))
+    found += run(chunk(first, TILE_POSITIONS - 96), chunk(second, 14), chunk(third, 3))
     for _ in range(3):
         found += run(*(chunk(sequence, 1) for sequence in sequences))
     cache = runner.cache

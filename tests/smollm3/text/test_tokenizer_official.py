@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import tokenizers
+from long_tests import is_long
 from tokenizers import models
 
 from notso.smollm3.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[3]
-STRINGS = 12_000
+STRINGS = 12_000 if is_long("engine") else 3_000
 
 ALPHABETS = [
     "abcdefghij ABC",
@@ -67,7 +68,7 @@ def _strings() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def strings() -> list[str]:
     found = list(_strings())
-    assert len(set(found)) >= 10_000
+    assert len(set(found)) >= 0.8 * STRINGS
     return found
 
 
@@ -142,10 +143,10 @@ def test_it_builds_about_as_fast_as_the_library(
     assert ours < 2 * _seconds(lambda: tokenizers.Tokenizer.from_str(file))
 
 
-def test_a_megabyte_costs_what_its_eighths_cost(official_tokenizer: Tokenizer) -> None:
+def test_a_long_text_costs_what_its_eighths_cost(official_tokenizer: Tokenizer) -> None:
     """Eight times the text: the square of the length would cost 64 times as much."""
     for text in ("a", " ", "e\u0301", "\n "):
         short, long = (
-            _seconds(partial(official_tokenizer.encode, text * (size // len(text.encode())))) for size in (2**17, 2**20)
+            _seconds(partial(official_tokenizer.encode, text * (size // len(text.encode())))) for size in (2**15, 2**18)
         )
         assert long < 24 * short

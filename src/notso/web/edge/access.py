@@ -321,9 +321,10 @@ def audience_of(route: Any) -> str:
 
 def include_marked(app: FastAPI, router: APIRouter) -> None:
     """Register the routes of a router. Raises TypeError for a route without a mark."""
+    # FastAPI.include_router would build every route a second time, at the first request of each application.
     for route in router.routes:
         audience_of(route)
-    app.include_router(router)
+    app.router.routes.extend(router.routes)
 
 
 async def guarded(request: Request) -> None:

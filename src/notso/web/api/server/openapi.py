@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from html import escape
 from typing import Any, cast
 
@@ -390,7 +391,9 @@ async def openapi(request: Request) -> Response:
     return JSONResponse(await asyncio.to_thread(document, request.app))
 
 
-def document(app: FastAPI) -> dict[str, Any]:
+@cache
+def _schemas() -> tuple[dict[str, str], dict[str, Any]]:
+    """Return each body's reference by route, and the schemas. Do not change them: building them takes half a second."""
     kinds: list[type[BaseModel]] = [address.fields for address in ADDRESSES]
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=SCHEMAS + "{model}", by_alias=True
@@ -402,6 +405,11 @@ def document(app: FastAPI) -> dict[str, Any]:
         properties = definitions[bodies[address.path].removeprefix(SCHEMAS)]["properties"]
         for name, property in properties.items():
             property["description"] = address.notes[name].described
+    return bodies, definitions
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    bodies, definitions = _schemas()
     paths: dict[str, Any] = {}
     for method, path, route in _routes(app):
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, route, bodies.get(f"{method} {path}"))

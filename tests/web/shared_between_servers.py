@@ -1,0 +1,59 @@
+"""What all servers of a test process share, because preparing it for each of them takes longer than most tests: the
+compiled templates, the static files, an empty database, and a TLS context for clients."""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from functools import cache, partial
+from pathlib import Path
+from types import CodeType
+
+from jinja2 import Environment
+from jinja2.bccache import Bucket, BytecodeCache
+
+from notso.web import app
+from notso.web.chat import templates
+from notso.web.store.sqlite import store
+from notso.web.store.sqlite.connection import storage_errors
+from notso.web.store.sqlite.store import Writer
+
+NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""`httpx.Client(verify=NO_AUTHORITIES)`: certificates are no matter on loopback, and loading them takes 20 ms."""
+
+
+class _Compiled(BytecodeCache):
+    def __init__(self) -> None:
+        self._codes: dict[tuple[str, str], CodeType] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self._codes.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        assert bucket.code is not None
+        self._codes[bucket.key, bucket.checksum] = bucket.code
+
+
+@cache
+def _empty_database() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "notso.db"
+        writer = Writer(path)
+        writer.copy(path.with_name("copy.db"))
+        writer.close()
+        return path.with_name("copy.db").read_bytes()
+
+
+def _begun(path: Path) -> Writer:
+    if not path.exists():
+        with storage_errors():
+            path.touch(0o600)
+            path.write_bytes(_empty_database())
+    return Writer(path)
+
+
+def share_between_servers() -> None:
+    """Let all servers of this process share templates and static files, and begin with a copy of one database."""
+    templates.Environment = partial(Environment, bytecode_cache=_Compiled())  # type: ignore[misc,assignment]
+    app.Assets = cache(app.Assets)  # type: ignore[misc,assignment]
+    store.Writer = _begun  # type: ignore[misc,assignment]
