@@ -39,6 +39,8 @@ Tiles tiles(Format format, int64_t m) {
       return kTiles256<RowsWithMins<Q4_K256, 15>>;
     case Format::Q5_K:
       return kTiles256<RowsWithMins<Q5_K256, 31>>;
+    case Format::Q6_K:
+      return kTiles256<RowsOfGroups<Q6_K256, 63>>;
     case Format::Q2_K:
       return kTiles256<GroupRows<BlockQ2_K>>;
     case Format::Q3_K:
@@ -53,10 +55,11 @@ constexpr Slabs kSlabs{matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>};
 Slabs slabs(Format format, int64_t) {
   return with_packing(format, []<class Block>(Block) { return kSlabs<Block>; }, [] { return Slabs(); });
 }
-// Of the others, rows by four are faster with few batch rows, and of Q4_K and Q5_K tiles with many.
+// Of the others, rows by four are faster with few batch rows, and tiles of Q4_K and Q5_K with many; with dword sums,
+// those of Q6_K as well.
 Slabs turned(Format format, int64_t m) {
   if (format == Format::MXFP4) return kSlabs<BlockMXFP4>;
-  const bool from_few = format == Format::Q6_K || format == Format::IQ4_XS;
+  const bool from_few = format == Format::IQ4_XS || (format == Format::Q6_K && !kDwordSums);
   return has_blocks_of_32(format) || (from_few && m >= kTilesFromM) ? slabs(format, m) : Slabs();
 }
 
