@@ -34,7 +34,8 @@ struct MatmulTask {
       slab_stride;  // of a packed weight, which the generic kernels take; its end is that of a slab or of the matrix
 };
 
-// The same product with a packed weight (packed_weights.h), from its first slab on: whole slabs or to its last row.
+// The same product with a packed weight (packed_weights.h), from its first slab on: whole slabs or to its last row. Or
+// with one in rows, of which a block of 64 at most is packed at a time.
 struct SlabTask {
   const uint8_t* weight;
   int64_t slab_stride;  // bytes from slab to slab
@@ -44,8 +45,11 @@ struct SlabTask {
   int64_t m;
   float* y;
   int64_t y_stride;
-  float* sums;  // [batch row][kSlabRows], for this worker alone; begins at a cache line
+  float* sums;                // [batch row][kSlabRows], for this worker alone; begins at a cache line
+  int64_t row_bytes = 0;      // of a weight in rows
+  uint8_t* turned = nullptr;  // kTurnedBytes, likewise
 };
+constexpr int64_t kTurnedBytes = 64 * 8 * 34;  // of Q8_0, the largest
 
 // Activations are packed before a product by tiles or with a packed weight.
 struct PackTask {
@@ -187,6 +191,8 @@ struct KernelTable {
   // the family has kernels for none.
   Slabs (*slabs)(Format, int64_t m);
   bool packs_by_default;  // packed weights are slower nowhere
+  // The same for weights in rows of whole super-blocks.
+  Slabs (*turned)(Format, int64_t m);
 
   // Tiles for so many batch rows, where they are faster than rows; null where the family has none. Weights in blocks of
   // 32 have rows of whole super-blocks.

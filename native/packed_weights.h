@@ -93,6 +93,16 @@ struct Packing<BlockQ4_1> : EightWithMins<BlockQ4_1> {};
 template <>
 struct Packing<BlockQ5_1> : EightWithMins<BlockQ5_1> {};
 
+// For rows that are turned alone: packed, it would be larger than in the file. A scale is the first byte of a half.
+template <>
+struct Packing<BlockMXFP4> {
+  static constexpr bool exists = false;
+  static constexpr int halves = 8, bytes = 8 * int(sizeof(BlockMXFP4)), lines = 32;
+  static constexpr int64_t lines_at = 2 * kGroupRows * halves, packed_bytes = lines_at + kLineBytes * lines;
+  static constexpr int half(int i) { return i * int(sizeof(BlockMXFP4)); }
+  static constexpr int dword(int i) { return half(i / 4) + 1 + i % 4 * 4; }
+};
+
 // 256 values of row `row`, the b-th so many, of a slab with so many groups: the file's bytes.
 template <class Block>
 inline void unpack_bytes(const uint8_t* slab, int64_t groups, int64_t row, int64_t b, uint8_t* to) {

@@ -12,7 +12,7 @@
 namespace qtensor {
 namespace {
 
-enum class Use { normed, quantised, quantised_32, packed, slab_sums, items, count };
+enum class Use { normed, quantised, quantised_32, packed, slabs, items, count };
 Scratch& memory(Use use) {
   static Scratch shared[size_t(Use::count)];
   return shared[size_t(use)];
@@ -24,8 +24,9 @@ constexpr int64_t kFloatCost = 8;
 
 bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
 
-// What computes a product: packed weights by their own kernels, where the family has them; rows by tiles, and what is
-// left of them one by one. Tiles take packed weights as well, from which rows are unpacked; else the generic kernels.
+// What computes a product: packed weights by their own kernels, where the family has them, and some in rows by the same
+// ones; other rows by tiles, and what is left of them one by one. Tiles take packed weights as well, from which rows
+// are unpacked; else the generic kernels.
 struct Ways {
   MatmulKernel rows;
   Tiles tiles;
@@ -36,8 +37,10 @@ struct Ways {
 
   Ways(const KernelTable& table, const Weight& w, int64_t m) {
     const bool packed = w.slab_stride > 0;
+    const bool whole = w.k % kSuperBlock == 0;
     if (packed && table.slabs != nullptr) slabs = table.slabs(w.format, m);
-    if (slabs.kernel == nullptr && table.tiles != nullptr && w.k % kSuperBlock == 0) tiles = table.tiles(w.format, m);
+    if (!packed && whole && table.turned != nullptr) slabs = table.turned(w.format, m);
+    if (slabs.kernel == nullptr && table.tiles != nullptr && whole) tiles = table.tiles(w.format, m);
     unpacks = packed && tiles.kernel != nullptr;
     rows = (packed && !unpacks ? kGenericKernels : table).matmul(w.format);
     if (rows == nullptr) refuse("this block format has no kernel");
@@ -63,7 +66,7 @@ struct WorkItem {
 };
 // Enough work items that a thread which loses its CPU for a while holds nobody up, none so small that claiming it
 // costs.
-std::vector<WorkItem> plan_work(const Matmul& op, int threads, int64_t tile_rows) {
+std::vector<WorkItem> plan_work(const Matmul& op, const std::vector<Ways>& ways, int threads, int64_t tile_rows) {
   int64_t rows = 0;
   for (const auto& product : op.products) rows += product.weight.rows;
   const int64_t even = std::max<int64_t>(rows / (threads * 8) / 16 * 16, 16);
@@ -72,8 +75,9 @@ std::vector<WorkItem> plan_work(const Matmul& op, int threads, int64_t tile_rows
   if (op.m <= 8 && gated) grain = std::max(grain, 2 * kSmallMRows);
   grain = std::min(grain, even);
   // Whole slabs. A gated product's lie in turns and are read in order, one of each weight.
-  for (const auto& product : op.products)
-    if (product.weight.slab_stride > 0) grain = gated || op.m > 8 || even < 2 * kSlabRows ? kSlabRows : 2 * kSlabRows;
+  for (size_t i = 0; i < ways.size(); i++)
+    if (ways[i].slabs.kernel != nullptr || op.products[i].weight.slab_stride > 0)
+      grain = gated || op.m > 8 || even < 2 * kSlabRows ? kSlabRows : 2 * kSlabRows;
   std::vector<WorkItem> plan;
   for (size_t i = 0; i < (gated ? 1 : op.products.size()); i++) {  // gated: the second product goes with the first
     const int64_t rows_of_product = op.products[i].weight.rows;
@@ -100,8 +104,8 @@ struct MatmulRun {
   bool any_tiles = false;
   uint8_t *tile_scratch = nullptr, *batches = nullptr;
   int64_t tile_scratch_bytes = 0, rows_bytes = 0;  // of each worker; unpacked rows first
-  float* slab_sums = nullptr;
-  int64_t slab_sums_floats = 0;
+  uint8_t* slab_scratch = nullptr;
+  int64_t slab_scratch_bytes = 0;  // of each worker; what is turned first, then sums
 
   // Memory for packed batch rows and for workers.
   void prepare(const KernelTable& table, int workers) {
@@ -126,8 +130,8 @@ struct MatmulRun {
     tile_scratch = static_cast<uint8_t*>(memory(Use::packed).get(size_t(tile_scratch_bytes * workers + bytes)));
     batches = tile_scratch + tile_scratch_bytes * workers;
     if (!any_slabs) return;
-    slab_sums_floats = page_stride(kSlabRows * op.m * int64_t(sizeof(float))) / int64_t(sizeof(float));
-    slab_sums = memory(Use::slab_sums).floats(slab_sums_floats * workers);
+    slab_scratch_bytes = page_stride(kTurnedBytes + kSlabRows * op.m * int64_t(sizeof(float)));
+    slab_scratch = static_cast<uint8_t*>(memory(Use::slabs).get(size_t(slab_scratch_bytes * workers)));
   }
 
   PackTask packing(const Ways& way) const { return {quantised, quantised_32, blocks, op.m, batches + way.batch_at}; }
@@ -139,9 +143,12 @@ struct MatmulRun {
     const int64_t row_bytes = bytes_per_row(w.format, op.k);
     const uint8_t* const weight = w.data + (w.slab_stride > 0 ? begin / kSlabRows * w.slab_stride : begin * row_bytes);
     if (way.slabs.kernel != nullptr) {
-      float* const sums = slab_sums + slab_sums_floats * worker;
-      return way.slabs.kernel(
-          {weight, w.slab_stride, end - begin, blocks, batches + way.batch_at, op.m, y, y_stride, sums});
+      uint8_t* const turned = slab_scratch + slab_scratch_bytes * worker;
+      SlabTask t{weight, w.slab_stride, end - begin, blocks, batches + way.batch_at, op.m, y, y_stride};
+      t.sums = reinterpret_cast<float*>(turned + kTurnedBytes);
+      t.row_bytes = w.slab_stride > 0 ? 0 : row_bytes;
+      t.turned = turned;
+      return way.slabs.kernel(t);
     }
     uint8_t* const scratch = tile_scratch + tile_scratch_bytes * worker;
     if (!way.unpacks) return product_of_rows(w, way, weight, end - begin, y, y_stride, past_cache, scratch);
@@ -233,7 +240,7 @@ Step matmul(Matmul op) {
       };
       run_tasks(pool, (m + 15) / 16 * run.blocks, m * k * 64, pack);
     }
-    const std::vector<WorkItem> plan = plan_work(op, pool.size(), run.any_tiles ? table.tile_rows : 0);
+    const std::vector<WorkItem> plan = plan_work(op, run.ways, pool.size(), run.any_tiles ? table.tile_rows : 0);
     int64_t longest = 0;
     for (const WorkItem& item : plan) longest = std::max(longest, item.end - item.begin);
     const int64_t item_floats = (longest * m + 15) / 16 * 16;

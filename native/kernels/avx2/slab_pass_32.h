@@ -11,6 +11,7 @@
 #include "kernels/portable/always_inline.h"
 #include "kernels/portable/unpacked_blocks.h"
 #include "slab_pass.h"
+#include "turned_rows.h"
 
 namespace qtensor {
 namespace {
@@ -132,11 +133,11 @@ struct FiveBits {
     return with_fifth_bits(bits_of(_mm256_srli_epi16(v.low, 4), 15), v.high, 16 + 4 * i);
   }
 };
-template <int FIRST>
-struct NibblesOfIQ4 : Nibbles<FIRST, 4> {
+template <int FIRST, const int8_t (&TABLE)[16] = kLevelsIQ4>
+struct NibblesOfLevels : Nibbles<FIRST, 4> {
   using Products = SignedProducts;
   QTENSOR_INLINE static __m256i level(__m256i nibble) {
-    const __m128i table = _mm_loadu_si128((const __m128i*)kLevelsIQ4);
+    const __m128i table = _mm_loadu_si128((const __m128i*)TABLE);
     return _mm256_shuffle_epi8(signed_value(_mm256_broadcastsi128_si256(table)), nibble);
   }
   QTENSOR_INLINE static __m256i values_a(RawValues v, int, int) { return level(bits_of(v.low, 15)); }
@@ -166,8 +167,23 @@ struct SlabPairs<BlockQ4_0> : SlabOf32, Nibbles<0, 4> {
   static constexpr int middle = 8, from = 8;
 };
 template <>
-struct SlabPairs<BlockIQ4_NL> : SlabOf32, NibblesOfIQ4<0> {
+struct SlabPairs<BlockIQ4_NL> : SlabOf32, NibblesOfLevels<0> {
   static constexpr int middle = kAboveSigned, from = 0;
+};
+template <>
+struct SlabPairs<BlockMXFP4> : SlabOf32, NibblesOfLevels<0, kLevelsMXFP4> {
+  static constexpr int middle = kAboveSigned, from = 0;
+  template <bool IN_ORDER>
+  QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader32& h) {  // see power_of_two
+#pragma GCC unroll 8
+    for (int s = 0; s < 8; s++) {
+      const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(w.halves + 2 * kGroupRows * s)));
+      const __m256i e = _mm256_and_si256(words, _mm256_set1_epi32(255)), one = _mm256_set1_epi32(1);
+      const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
+      const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), _mm256_min_epi32(e, one));
+      h.d[s] = _mm256_castsi256_ps(_mm256_max_epi32(normal, small));
+    }
+  }
 };
 template <>
 struct SlabPairs<BlockQ4_1> : SlabOf32WithMins, Nibbles<8, 4> {
@@ -187,7 +203,7 @@ struct SlabHeaderIQ4 {
   __m256 d;
 };
 template <>
-struct SlabPairs<BlockIQ4_XS> : PairsOf32, NibblesOfIQ4<2> {
+struct SlabPairs<BlockIQ4_XS> : PairsOf32, NibblesOfLevels<2> {
   using Batch = SlabBatchBlock;
   using Header = SlabHeaderIQ4;
   static constexpr bool scales_of_32 = true;

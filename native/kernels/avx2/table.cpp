@@ -1,14 +1,15 @@
 // Kernels for AVX2 with FMA and F16C, and, compiled once more, with AVX-VNNI.
 #include "batch_lanes.h"
-#include "batch_lanes_32.h"
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/byte_attention.h"
 #include "kernels/portable/table_entries.h"
 #include "kernels/x86/matmul.h"
 #include "kernels/x86/slabs.h"
+#include "kernels/x86/sub_blocks.h"
 #include "kernels/x86/unpacked_matmul.h"
-#include "unpacked_lanes.h"
+#include "turned_rows.h"
+#include "unpacked_formats.h"
 
 namespace qtensor {
 namespace {
@@ -18,8 +19,18 @@ void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K256>(t); }
 void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K256>(t); }
 void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
-template <class Rows, class Lanes = BatchLanes256>
-constexpr Tiles kTiles256{matmul_batch_lanes<Lanes, Rows>, &kPacked<BatchLanes256>};
+// Those with whole super-blocks are turned.
+MatmulKernel kernel_32(Format format) {
+  return with_format_32(
+      format, []<class F>(F) -> MatmulKernel { return matmul_sub_blocks<typename F::Block>; },
+      [] { return MatmulKernel(nullptr); });
+}
+
+int64_t tile_scratch_bytes(int64_t m) { return lanes_scratch_bytes<RowBlocks>(m); }
+template <class Rows>
+constexpr Tiles kTiles256{matmul_batch_lanes<BatchLanes256, Rows>, &kPacked<BatchLanes256>};
+template <class Block>
+using GroupRows = RowsOfGroups<Quant256<Block>, Quant256<Block>::largest>;
 
 Tiles tiles(Format format, int64_t m) {
   if (m < kTilesFromM) return {};
@@ -34,22 +45,28 @@ Tiles tiles(Format format, int64_t m) {
       return kTiles256<GroupRows<BlockQ2_K>>;
     case Format::Q3_K:
       return kTiles256<GroupRows<BlockQ3_K>>;
-    case Format::IQ4_XS:
-      return kTiles256<LevelRows, LevelLanes256>;
     default:
-      return tiles_32(format);
+      return {};
   }
 }
 
+template <class Block>
+constexpr Slabs kSlabs{matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>};
 Slabs slabs(Format format, int64_t) {
-  return with_packing(
-      format, []<class Block>(Block) -> Slabs { return {matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>}; },
-      [] { return Slabs(); });
+  return with_packing(format, []<class Block>(Block) { return kSlabs<Block>; }, [] { return Slabs(); });
+}
+// Of the others, rows by four are faster with few batch rows, and tiles of Q4_K and Q5_K with many; with dword sums,
+// those of Q6_K as well.
+Slabs turned(Format format, int64_t m) {
+  if (format == Format::MXFP4) return kSlabs<BlockMXFP4>;
+  const bool from_few = format == Format::IQ4_XS || (format == Format::Q6_K && !kDwordSums);
+  return has_blocks_of_32(format) || (from_few && m >= kTilesFromM) ? slabs(format, m) : Slabs();
 }
 
 constexpr KernelTable entries(const char* name) {
   KernelTable t = table_entries(name, tiles, tile_scratch_bytes);
   t.slabs = slabs;
+  t.turned = turned;
   t.packs_by_default = true;
   return t;
 }

@@ -59,11 +59,17 @@ __attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_
   }
 }
 
-// Passes are as even as can be, and each asks for its share of a later block.
-template <class Block>
-void one_slab(const SlabTask& t, const uint8_t* slab, int64_t groups) {
+// So many rows are turned at a time: few batch rows would read too many places of memory.
+inline int64_t rows_at_once(const SlabTask& t) { return t.row_bytes > 0 && t.m <= 16 ? kGroupRows : kSlabRows; }
+
+// Passes are as even as can be, and each asks for its share of a later block. Of rows, those behind this slab's are
+// asked for, in the order of memory: one half while these are turned, the other one here.
+template <class Block, bool TURNS>
+void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
   using P = SlabPairs<Block>;
-  constexpr int64_t kBytes = Packing<Block>::packed_bytes, kLines = kBytes / 64;
+  constexpr int64_t kBytes = Packing<Block>::packed_bytes, kFileBytes = kGroupRows * Packing<Block>::bytes;
+  constexpr int64_t kLines = kBytes / 64 / (TURNS ? 2 : 1);
+  const int64_t groups = groups_of(rows);
   SlabPass<Block> each[kSlabRows / kGroupRows];
   const int64_t m = t.m, passes = (m + kMostAtOnce - 1) / kMostAtOnce;
   const int64_t asked = (kLines + passes * P::pairs - 1) / (passes * P::pairs);
@@ -75,10 +81,19 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t groups) {
       for (int64_t g = 0; g < groups; g++) {
         SlabPass<Block>& pass = each[g];
         if (left == passes) {
-          begin_group(pass, slab);
-          pass.later = slab + kBlocksAhead * kBytes;
           pass.asked = m > kMostAsking ? 0 : asked;
-          slab += kBytes;
+          if constexpr (TURNS) {
+            const uint8_t* const later = slab + rows * t.row_bytes + (b * groups + g) * kFileBytes;
+            uint8_t* const turned = t.turned + g * kBytes;
+            const int64_t first = kGroupRows * g;
+            turn_group<Block>(t, slab + first * t.row_bytes + b * Packing<Block>::bytes, rows - first, later, turned);
+            begin_group(pass, turned);
+            pass.later = later + kFileBytes / 2;
+          } else {
+            begin_group(pass, slab);
+            pass.later = slab + kBlocksAhead * kBytes;
+            slab += kBytes;
+          }
         }
         float* const sums = t.sums + kSlabRows * begin + kGroupRows * g;
         if ((passes - left) * asked * P::pairs >= kLines) pass.asked = 0;
@@ -98,18 +113,21 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t groups) {
 template <class Block>
 void matmul_slabs(const SlabTask& t) {
   const uint8_t* slab = t.weight;
-  const int64_t in_order = in_order_up_to_m();
-  for (int64_t row = 0; row < t.rows; row += kSlabRows, slab += t.slab_stride) {
-    const int64_t rows = t.rows - row < kSlabRows ? t.rows - row : kSlabRows;
+  const int64_t in_order = in_order_up_to_m(), most = rows_at_once(t);
+  const int64_t stride = t.row_bytes > 0 ? most * t.row_bytes : t.slab_stride;
+  for (int64_t row = 0; row < t.rows; row += most, slab += stride) {
+    const int64_t rows = t.rows - row < most ? t.rows - row : most;
     // Batch row by batch row, in order: strides of a row's sums were fetched ahead past their end, out of another
     // thread's.
     __builtin_memset(t.sums, 0, size_t(kSlabRows * t.m) * sizeof(float));
-    if (t.m == 1 && in_order >= 1)
+    if (kTurnsRows && t.row_bytes > 0)
+      one_slab<Block, kTurnsRows>(t, slab, rows);
+    else if (t.m == 1 && in_order >= 1)
       one_slab_in_order<Block, 1>(t, slab, groups_of(rows));
     else if (t.m == 2 && in_order >= 2)
       one_slab_in_order<Block, 2>(t, slab, groups_of(rows));
     else
-      one_slab<Block>(t, slab, groups_of(rows));
+      one_slab<Block, false>(t, slab, rows);
     for (int64_t j = 0; j < t.m; j++)
       __builtin_memcpy(t.y + j * t.y_stride + row, t.sums + kSlabRows * j, size_t(rows) * sizeof(float));
   }
