@@ -291,7 +291,7 @@ class StolenTime:
 
 
 PROBE_BYTES = 1 << 30
-PROBE_READS = 3  # the fastest is the ceiling
+PROBE_READS = 3  # number of timed reads; the fastest is the ceiling
 WAIT_SECONDS = 120.0
 
 # Pause after the memory of the bandwidth measurement is freed. A virtual machine may return it to the host seconds

@@ -1,7 +1,7 @@
 """The engine thread, which accepts requests, runs steps, emits events, updates statistics, and uses idle time.
 
-For measurements, ContextLogits computes the logits after every token of a context. This is done in pieces between
-engine steps, and in small pieces while answers are running, so that these do not stall.
+For measurements, ContextLogits computes the logits after every token of a context. It works in pieces between engine
+steps; while answers are running, the pieces are small, so that the answers do not stall.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ class EngineCore:
         self.post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or on its
-        thread."""
+        """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or if
+        called on its thread."""
         self.refuse_own_thread()
         future: Future[T] = Future()
 
@@ -492,14 +492,14 @@ class EngineCore:
         if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
-            return  # takes as long as a full tile, so it does not show the prefill speed
+            return  # a smaller step takes as long as a full tile, so it does not show the prefill speed
         mean = self._prompt_s_per_token
         self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._totals.prefill_tokens_per_s = plan.rows / seconds
 
 
-# Seconds between increments of idle work: touching memory, capturing a step, and offloading a block of a finished
-# conversation.
+# Seconds between increments of idle work. An increment touches memory (so that the system allocates it), captures a
+# step for replay, or offloads a block of a finished conversation.
 TICK_S = 0.005
 
 LONGEST_NAP_S = 60.0

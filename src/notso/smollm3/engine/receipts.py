@@ -101,15 +101,15 @@ def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
 class ReceiptCheck:
     """Result of verifying a receipt."""
 
-    problem: str  # "" if the model samples every token again
-    place: int | None = None  # index of the first other token in the answer; None: something else differs
+    problem: str  # "" if the model samples the same tokens again
+    place: int | None = None  # index of the first differing token in the answer; None: something else differs
     tokens: int = 0
 
 
 def opened(receipt: Any, transcript: Any = None) -> dict[str, Any]:
     """Verify the hashes of a receipt and its transcript; return the open receipt.
 
-    Raises InvalidRequestError with the part that does not match as `param`.
+    Raises InvalidRequestError; `param` names the part that does not match.
     """
     told = _checked(receipt, "receipt")
     if told["form"] == "sealed":
