@@ -30,7 +30,7 @@ MAX_VOCAB = 1_000_000
 # JSON integers can exceed the range of a float, and Python's parser accepts NaN.
 MAX_NUMBER = 1e30
 
-# Fields that must have certain values, and these values. None stands for null or a missing field.
+# Fields that, if present, must have one of these values. None stands for null.
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "model_type": (ARCHITECTURE,),
     "architectures": (["SmolLM3ForCausalLM"], None),

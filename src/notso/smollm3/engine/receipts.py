@@ -32,7 +32,7 @@ _SEALED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools", 
 
 
 class ModelDigest:
-    """The SHA-256 of a model file's content, computed once. Thread-safe."""
+    """The SHA-256 of a model file, computed once. Thread-safe."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._path = file.path

@@ -199,7 +199,7 @@ class KVOffload:
                     self.readings.belongs_to(hash, sequence.reading)
             elif not self.has(hash):
                 offered = self._offers.get(block)
-                if self._has_room and (offered is None or offered.hash != hash):  # the same offer may be a pinned one
+                if self._has_room and (offered is None or offered.hash != hash):  # an equal one may be pinned
                     self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0)
             else:
                 for files, kept_by in product(self._chats, sequence.kept_by(index)):

@@ -8,8 +8,9 @@ llama.cpp. They have a separate code path (`left_by_all`), so that other request
 The draw depends only on the seed and the position, not on earlier draws or other engine activity.
 
 Top-p samples from tens of thousands of candidates without a full sort, which would dominate the cost for flat
-distributions. Only two ranks matter: the end of the nucleus and the drawn token. Candidates are divided into buckets of
-nearly equal weight. The sums of the buckets locate both ranks, and only the buckets that contain them are sorted.
+distributions. Only two ranks matter: that of the drawn token, and the end of the nucleus (the tokens that top_p keeps).
+Candidates are divided into buckets of nearly equal weight. The sums of the buckets locate both ranks, and only the
+buckets that contain them are sorted.
 
 DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and penalizes them more the longer it is.
 The rules are those of llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), which implements p-e-w's proposal

@@ -1,12 +1,14 @@
 """Speculative decoding without a draft model: n-gram lookup in the prompt and the answer.
 
-Draft tokens are computed in the same step as the next token of the answer. Every position is sampled as it would be
-without drafts, and drafts that equal the sampled tokens are accepted, so drafts affect the speed but never the text.
+If the last tokens of the text occur earlier (a match), the tokens that followed them there are the draft: a guess of
+the next tokens. Draft tokens are computed in the same step as the next token of the answer. Every position is sampled
+as it would be without drafts, and drafts that equal the sampled tokens are accepted, so drafts affect the speed but
+never the text.
 
 The drafter chooses the draft length with the highest expected number of tokens per second. It estimates the acceptance
-rate, per answer and by length of the match, and the cost of additional rows. Even after a match of a single token, the
-draft is right often enough to pay for its row. When three drafts in a row that continue longer matches are rejected
-at their first token, the drafter pauses, each time for longer.
+rate, per answer and by length of the match, and the cost of additional rows (tokens in a step). Even after a match of a
+single token, the draft is right often enough to pay for its row. When three successive drafts from longer matches are
+rejected at their first token, the drafter pauses, each time for longer.
 
 The cost of draft tokens is derived from measured step latencies by number of rows. A step reads every weight once, so
 the first additional rows are nearly free; how many depends on the kernels and the machine. Planned costs are used until
@@ -95,7 +97,7 @@ MEMORY = 0.94  # decay of the counts with each draft token that was compared
 RECOVERY = 0.02
 
 WORTH_IT = 1.04  # minimum gain in expected tokens per second for which drafts are made
-EMPTY_ROUNDS = 3  # drafts rejected in a row before a pause
+EMPTY_ROUNDS = 3  # successive rejected drafts before a pause
 FIRST_SILENCE, LONGEST_SILENCE = 8, 128  # length of a pause, in tokens
 
 _BITS = 21  # bits per token id; a key consists of three ids

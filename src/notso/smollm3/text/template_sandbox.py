@@ -57,7 +57,7 @@ class GenerationTag(Extension):
 
 
 class NamedUndefined(jinja2.Undefined):
-    """Undefined name, which can be tested, as in transformers; its use is an error."""
+    """Undefined name. As in transformers, it can be tested; any other use is an error."""
 
     __slots__ = ()
 
@@ -114,7 +114,6 @@ def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str
 
 
 def main() -> None:
-    """Entry point of the child."""
     request = json.loads(sys.stdin.buffer.read())
     compile_template(r"{{ '\n' }}").render()  # triggers lazy imports while files can be opened
     confine(Rights.COMPUTE, CHILD_LIMITS)

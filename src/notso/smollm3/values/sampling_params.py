@@ -27,8 +27,8 @@ class OnPage:
     label: str
     hint: str
     unset: str = ""  # meaning of an empty field without a default
-    place: int = 99  # on the form
-    low: float | None = None  # narrower than the engine's range
+    place: int = 99  # position on the form
+    low: float | None = None  # `low` and `high` narrow the engine's range
     high: float | None = None
 
 
@@ -40,7 +40,7 @@ class Parameter:
     """
 
     help: str = ""  # of the command-line option; empty: no option
-    metavar: str = ""  # default: by kind and range
+    metavar: str = ""  # of the option; default: derived from kind and range
     short: str = ""
     low: float = 0
     high: float = 1 << 31
