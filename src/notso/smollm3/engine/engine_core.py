@@ -116,7 +116,8 @@ GPU_FAILED = Sentence("the GPU failed during this answer; send the request again
 CACHE_BUSY = Sentence("other requests are using the whole cache; try again when they are done", "engine_busy")
 FAILED = Sentence("the engine failed; see its log", "engine_failed")
 
-# Target duration in seconds of steps that prefill while other sequences decode: the time between two of their tokens.
+# Target duration, in seconds, of steps that prefill while other sequences decode. It is the time between two tokens of
+# the decoding sequences.
 MIXED_STEP_S = 0.25
 
 # While requests are running, one block of finished conversations is offloaded every this many steps.
@@ -353,7 +354,8 @@ class EngineCore:
                 pooling.take(chunk.start, self.runner.hidden_states(chunk))
 
     def _draft_tokens(self) -> int:
-        # Proposes drafts, unless prompts need the rows. Returns the rows of decoding sequences and their drafts.
+        # Proposes draft tokens (see ngram_drafter), unless prompts need the rows. Returns the number of rows of the
+        # decoding sequences, including their drafts.
         running = self.scheduler.running
         decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
         rows = sum(sequence.pending for sequence in decoding)
@@ -532,7 +534,7 @@ class BackgroundWork:
         return min(nap, self.prefix_warmup.due_s(self._quiet_s))
 
     def work(self, go_on: Callable[[], bool]) -> None:
-        """Do one increment of idle work; `go_on`: polled, and interrupts a prefill if False."""
+        """Do one increment of idle work. A prefill stops when `go_on()`, which is polled, returns False."""
         if not self._has_memory:
             blocks = 0 if self._offload is None else self._offload.ready_blocks
             self._has_memory = not self._cache.touch_idle(blocks)

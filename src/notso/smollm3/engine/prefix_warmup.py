@@ -35,7 +35,7 @@ from notso.smollm3.values.messages import Message
 # later.
 QUIET_S = 0.3
 
-# Maximum finished answers, and maximum drafts (one per owner), to prefill for.
+# Maximum number of finished answers to prefill for, and of drafts of unsent messages (one per owner).
 MOST_NOTES = 16
 
 # Small enough that a layer of the 3B model takes milliseconds, which bounds the delay of an arriving request.
@@ -97,7 +97,7 @@ class PrefixWarmup:
         )
         if len(self._notes) == MOST_NOTES:
             count = Counter(each.salt.owner for each in self._notes)
-            # The oldest note of the owner that has the most notes.
+            # Drops the oldest note of the owner that has the most notes.
             self._notes.remove(max(self._notes, key=lambda each: count[each.salt.owner]))
         self._notes.append(note)
 

@@ -166,7 +166,7 @@ def options_of(receipt: Mapping[str, Any]) -> RequestOptions:
 
 
 class Redraw:
-    """Samples an answer again from the logits of its tokens, as they are computed. Used in place of PromptScores."""
+    """Samples an answer again from the logits of its tokens, as they are computed. Replaces PromptScores."""
 
     def __init__(self, request: Request, answer: Replay, finish_reason: str) -> None:
         self._request = request

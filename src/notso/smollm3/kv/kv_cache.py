@@ -164,7 +164,7 @@ class KVCache:
         self._touch(block + AHEAD_BLOCKS, min(layers, MOST_LAYERS))
 
     def touch_idle(self, blocks: int = 0) -> bool:
-        """Touch a few layers of the next block, at least up to `blocks` blocks; return False if all is touched."""
+        """Touch a few layers of the next block, up to at least `blocks`; return False if none is left."""
         return self._is_ready_ahead and self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
 
     def _touch(self, last: int, layers: int) -> bool:

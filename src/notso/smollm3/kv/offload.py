@@ -1,4 +1,8 @@
-"""Offloading of blocks to disk (of finished conversations and of pinned readings), and loading them again."""
+"""Offloading of blocks to disk, and loading them again.
+
+Blocks of finished conversations and of pinned readings are offloaded. A reading is a named prompt prefix (see
+block_pool), and a window is a more precise copy of a block (see kv_cache).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a d
 
 LACKING_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64  # blocks to touch ahead for loads from disk: those of a chat of the default length
+READY_BLOCKS = 64  # blocks with memory touched ahead for loads from disk: those of a chat of the default length
 
 MOST_READERS = 4  # threads that load blocks, if there are as many processors
 

@@ -391,7 +391,7 @@ def _cut(text: str) -> str:
 
 
 def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
-    # One thread at a time, so that large grammars occupy one core.
+    # Only one such thread runs at a time, so that large grammars occupy one core.
     made: Future[llguidance.LLMatcher] = Future()
 
     def run() -> None:

@@ -120,7 +120,7 @@ class QuoteIndex:
     barred: texts that quotations cannot contain, besides CLOSE. escaped: quotations are written with JSON escapes.
     """
 
-    # places: of the same text, if known.
+    # places: the places of this text, if already known.
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 FAR = 1_000
-"""Maximum length of the shortest call that is searched for before a call starts, in tokens."""
+"""Before a call starts, the shortest possible call is searched for. This is its maximum length in tokens."""
 
 
 class FieldMask(Protocol):
@@ -318,7 +318,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
     if not options.tools or choice == "none" or tokenizer.tool_call_open_id is None:
         return grammars.matcher([answer], "grammar")
     start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
-    grammars.matcher([answer], "grammar")  # raises errors of the grammar, so that later ones are those of the tools
+    grammars.matcher([answer], "grammar")  # checked first, so that later errors are about the tools
     parts = [{"name": "answer", **answer}, *_arguments_parts(options.tools)]
     return _calls_matcher(start, options.tools, tokenizer, grammars, parts)
 

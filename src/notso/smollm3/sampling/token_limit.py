@@ -77,7 +77,7 @@ class GrammarExtent:
         return [*(text for text in found if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return the number of remaining tokens at which to search again, if the end is `distance` away with `left`."""
+        """Return the number of remaining tokens at which to search again, if the end is `distance` away at `left`."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 
@@ -260,7 +260,7 @@ search for a shorter ending is made."""
 MAX_STRING_ENDS = 500
 
 RETRIES = 1
-"""Searches after one that ran out of steps. Each is made once half of the remaining tokens have been used."""
+"""Number of searches after one that ran out of steps. Each is made once half of the remaining tokens have been used."""
 
 
 class Pieces(NamedTuple):
