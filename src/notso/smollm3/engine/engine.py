@@ -367,8 +367,8 @@ class Engine:
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Return the receipt of an earlier answer (see docs/api.md). `params` must have its seed, `options.replay` its
-        tokens.
+        """Return the receipt of an earlier answer (see docs/api.md). `params` must have the answer's seed, and
+        `options.replay` its tokens.
 
         sealed: include hashes instead of token ids. The first receipt takes as long as reading the model file. Raises
         the same errors as `submit`.

@@ -69,7 +69,6 @@ class QuoteIndexFiles:
         return made
 
     def forget(self, reading: bytes) -> None:
-        """Remove the files of a reading."""
         for path in self._folder.glob(f"{reading.hex()}-*"):
             path.unlink(missing_ok=True)
 

@@ -256,7 +256,8 @@ GREEDY_TEMPERATURE = 1e-5
 # Candidates are tokens above the first of these probabilities (relative to the likeliest token's) that leaves enough of
 # them: a typical nucleus has a few dozen of 128,256 tokens, and sorting the rest would be a waste.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
-# Up to this many candidates are sorted; more are divided into buckets. The sampled token does not depend on it.
+# Up to this many candidates are sorted; more are divided into buckets. The sampled token does not depend on this
+# number.
 MANY = 8192
 
 _LEAST_WEIGHT = float(np.finfo(np.float32).smallest_subnormal)
@@ -532,7 +533,7 @@ def left_by_all(weights: Floats, params: SamplingParams, chance: float) -> tuple
 
 
 def last_of_top_choices(weights: Floats, threshold: float) -> int:
-    """Return the last index in descending weights with at least a share `threshold` of their sum, or 0."""
+    """Return the index of the last of the descending weights with a share of at least `threshold`, or 0."""
     total = float(weights.sum(dtype=np.float64))
     return max(0, int(np.count_nonzero(weights >= threshold * total)) - 1)
 

@@ -77,7 +77,7 @@ class GrammarExtent:
         return [*(text for text in found if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return the number of remaining tokens at which to search again, if the end is `distance` away at `left`."""
+        """Return how many tokens remain at the next search, if the end is `distance` away when `left` remain."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 

@@ -81,7 +81,7 @@ def _interpolated(rows: int) -> float:
 
 _PLANNED_ROWS = [_interpolated(rows) for rows in range(MAX_SAMPLED + 1)]
 
-COMPARED_MATCH = 3  # matches from this length on are compared, and the longest is used; of shorter ones, the latest is
+COMPARED_MATCH = 3  # of matches with at least this length, the longest is used; of shorter matches, the latest
 LONGEST_MATCH = 32  # longer matches are not more reliable
 CANDIDATES = 6  # occurrences examined, latest first
 MOST_DRAFTS = 15  # with the answer's next token, they fill one tile of 16 rows
@@ -91,7 +91,7 @@ MATCH_CLASSES = (1, 2, 3, 4, 6, 9, 14, 22, 32)
 # Prior acceptance rate per class, measured on the tasks of benchmarks/speculation.py.
 EXPECTED_RIGHT = (0.15, 0.30, 0.45, 0.40, 0.55, 0.70, 0.82, 0.90, 0.95)
 EXPECTED_WEIGHT = 4.0  # the prior counts as much as this many draft tokens
-MEMORY = 0.94  # decay of the counts with each draft token that was compared
+MEMORY = 0.94  # decay of the counts with each draft token that is accepted or rejected
 # Step of the acceptance rate toward the prior whenever a draft is not worthwhile; without it, drafting would never
 # resume.
 RECOVERY = 0.02

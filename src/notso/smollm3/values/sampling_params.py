@@ -36,7 +36,7 @@ class OnPage:
 class Parameter:
     """Metadata of a sampling parameter for the command line, the APIs, the docs and the settings page.
 
-    Each API maps its names for the parameter to their documentation; by default, the name is the field's.
+    For each API, a mapping of its names for the parameter to their documentation; default: the field's name.
     """
 
     help: str = ""  # of the command-line option; empty: no option

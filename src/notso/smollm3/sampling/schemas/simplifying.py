@@ -28,8 +28,9 @@ class ObjectCloser:
     and refer to an open copy of the definition.
     """
 
-    # declared: ids of the `properties` that declare properties, rather than test them in a condition. negation: for
-    # the open definitions. refusal: returns the error for a `oneOf` with options that overlap.
+    # declared: ids of the `properties` that declare properties, rather than test them in a condition.
+    # negation: resolves references to the open definitions.
+    # refusal: returns the error for a `oneOf` with options that overlap.
 
     def __init__(
         self,
