@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Offer:
-    # The block is stored only if it still holds `tokens` after `parent_hash`.
+    # A block to write to disk. It is written only if it still holds `tokens` after `parent_hash`.
     hash: bytes
     parent_hash: bytes
     tokens: list[int]

@@ -45,7 +45,7 @@ LEAST_LEFT = 48
 LAST_TOKENS = 8
 """With fewer remaining tokens, a quotation ends as soon as it can."""
 CHARACTERS_INDEXED_HERE = 1_000_000
-"""Longer texts are indexed in a child process."""
+"""Maximum length of a text that this process indexes; longer texts are indexed in a child process."""
 CHARACTERS_FILED = 50_000
 """The index of a text of at least this length is stored in a file if the text is part of a pinned reading, which is a
 named prompt prefix (see block_pool)."""

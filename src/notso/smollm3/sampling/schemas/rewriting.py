@@ -247,7 +247,7 @@ class SchemaRewriter:
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._spend)
         self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
-        self._left_open: dict[int, str] = {}  # by id of the options: pointer of each `oneOf` that may overlap
+        self._left_open: dict[int, str] = {}  # by id of its options: pointer of a `oneOf` with overlaps
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0
