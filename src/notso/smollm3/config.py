@@ -40,7 +40,8 @@ FLOAT_LIMITS = {
     "rope.scaling.yarn_beta_slow": (1e-3, 1e6),
 }
 
-# Values of `rope.scaling.*` keys that have no effect, by themselves or in addition to YaRN.
+# Values of `rope.scaling.*` keys that have no effect, whether or not the file specifies YaRN. YaRN is the method that
+# extends the context beyond the trained length.
 NEUTRAL_SCALING = {
     **{"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True},
     **{"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0},
@@ -50,8 +51,9 @@ _YARN_KEYS = {
     *("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_truncate"),
 }
 
-# Key for whether the ends of YaRN's ramp are rounded to whole pairs. It is specific to this project; llama.cpp always
-# rounds them.
+# Rotary position embedding rotates pairs of values. YaRN slows down the rotation of slow pairs and leaves that of fast
+# pairs unchanged; between them, it interpolates (the ramp). This key tells whether the ends of the ramp are rounded to
+# whole pairs. It is specific to this project; llama.cpp always rounds them.
 TRUNCATE_KEY = "rope.scaling.yarn_truncate"
 
 YARN_FACTOR = 2.0
@@ -146,7 +148,7 @@ class SmolLM3Config:
         return max(self.max_position_embeddings, int(factor * original))
 
     def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:
-        """Return each pair's angle per position, and the factor on cosine and sine."""
+        """Return the rotation angle of each pair per position, and the factor on cosine and sine."""
         half = self.head_dim // 2
         plain = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(half)]
         factor, original = self.yarn_of_file or (YARN_FACTOR, self.max_position_embeddings)

@@ -89,7 +89,7 @@ class EngineError(ModelError):
 
 
 class EngineLostError(EngineError):
-    """The engine was lost during this answer. Another engine can continue it from its tokens so far."""
+    """The engine was lost during this answer. Another engine can continue it from its tokens."""
 
 
 class DownloadError(ModelError):

@@ -1,7 +1,7 @@
 """Conversion of a Hugging Face folder to a GGUF file for this engine and llama.cpp.
 
-Several threads quantize rows and preserve their order. A folder given to a command is converted once, and the file is
-kept in the user's cache folder.
+Several threads quantize rows and preserve their order. When a folder is given as the model, it is converted once, and
+the file is kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def require_whole_blocks(columns: int, format: Format) -> None:
 def packed(
     rows: Iterable[Floats], format: Format, name: str, importance: Floats | None = None, threads: int | None = None
 ) -> Iterator[Bytes]:
-    """Yield the quantized blocks of each chunk, as bytes. Raises OperandError as `QTensor`."""
+    """Yield the quantized blocks of each chunk, as bytes. Raises OperandError."""
     count = threads or os.cpu_count() or 1
     waiting: deque[Future[Bytes]] = deque()
     with ThreadPoolExecutor(count, "notso-packing") as pool:
@@ -149,7 +149,7 @@ def _quietly(folder: Path, target: Path) -> AbstractContextManager[Progress]:
 
 
 def kept_conversion(folder: Path, announce: Announce = _quietly) -> Path:
-    """Return the GGUF file of a folder, which is converted if it is new or changed. Raises as `convert`."""
+    """Return the GGUF file of a folder, converting a new or changed one. Raises the same errors as `convert`."""
     target = _target(folder.resolve())
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Conversion of a folder's config.json and generation_config.json to GGUF entries.
 
 Fields are checked against an allow-list: a field is either applied as transformers applies it, or has no effect on this
-engine's results; all others are errors that name the field. Source: transformers 5.24, SmolLM3Config,
+engine's results. Any other field raises an error that names it. Source: transformers 5.24, SmolLM3Config,
 modeling_rope_utils and GenerationConfig.
 """
 
@@ -30,7 +30,7 @@ MAX_VOCAB = 1_000_000
 # JSON integers can exceed the range of a float, and Python's parser accepts NaN.
 MAX_NUMBER = 1e30
 
-# Fields with fixed values, and the accepted values; None stands for null.
+# Fields that, if present, must have one of these values. None stands for null.
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "model_type": (ARCHITECTURE,),
     "architectures": (["SmolLM3ForCausalLM"], None),
@@ -66,7 +66,7 @@ COMPUTED = frozenset(
 
 HARMLESS = frozenset(
     {
-        # training, memory use, and results of a call
+        # training, memory use, and what a call of the model returns
         *("attention_dropout", "initializer_range", "use_cache", "pretraining_tp", "output_attentions", "return_dict"),
         *("output_hidden_states", "chunk_size_feed_forward", "torchscript", "dtype", "torch_dtype"),
         *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation"),
@@ -82,7 +82,7 @@ HARMLESS = frozenset(
     }
 )
 
-# Fields of rope_scaling and rope_parameters.
+# Supported fields of rope_scaling and rope_parameters.
 YARN_COMPUTED = frozenset(
     {
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
@@ -109,7 +109,8 @@ GENERATION_HARMLESS = frozenset(
     }
 )
 
-# Defaults that are replaced by request parameters and server settings. Ignored values are logged.
+# Defaults for generation, which is controlled by request parameters and server settings instead. The ignored values are
+# logged.
 GENERATION_CHOSEN = frozenset(
     {
         *("do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"),

@@ -1,8 +1,8 @@
 """Tensors of a Hugging Face folder under their GGUF names.
 
-The rows of queries and keys are reordered, because Hugging Face rotates pairs of values half a head apart, and GGUF
-adjacent values. With heads of 128, row 128h + 2i of a GGUF file is row 128h + i of the folder, and row 128h + 2i + 1 is
-row 128h + 64 + i.
+The rows of queries and keys are reordered: in a Hugging Face folder, the values that are rotated as a pair are half a
+head apart, and in a GGUF file they are adjacent. With heads of 128 rows, row 128h + 2i of a GGUF file is row 128h + i
+of the folder, and row 128h + 2i + 1 is row 128h + 64 + i.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _COMPUTED_ANEW = ".rotary_emb.inv_freq"
 
 @dataclass(frozen=True, slots=True)
 class FolderTensor:
-    """A tensor with its GGUF name without `.weight`. `head_rows`: rows per head if they are reordered, else 0."""
+    """A tensor and its GGUF name, without `.weight`. `head_rows`: rows per head if they are reordered, else 0."""
 
     name: str
     source: QTensor

@@ -26,7 +26,7 @@ MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
 
 HARMLESS = frozenset(
     {
-        # results, truncation and padding of a call, and options of decoding, which is exact in this engine
+        # options of a call (truncation, padding, results) and of decoding, which this engine does exactly
         *("model_max_length", "max_length", "model_input_names", "padding_side", "truncation_side", "stride"),
         *("truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "return_tensors", "errors"),
         *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "response_schema"),
@@ -62,7 +62,7 @@ PROBES = (
 
 def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
     """Return the `tokenizer.*` entries for an embedding of `vocab` rows. Raises ModelFileError if the tokenizer is
-    unsupported or ids would differ."""
+    unsupported or would yield other ids."""
     found = tokenizer_entries(folder / TOKENIZER_FILE)
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     if len(tokens) > vocab:
@@ -76,7 +76,7 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
         found["tokenizer.ggml.eos_token_id"] = ends[0]
     others = [each for each in ends if each != found.get("tokenizer.ggml.eos_token_id")]
     if others:
-        found["tokenizer.ggml.eot_token_id"] = others[0]  # llama.cpp has no keys for more
+        found["tokenizer.ggml.eot_token_id"] = others[0]  # llama.cpp has no keys for further end tokens
         found[END_IDS_KEY] = list(ends)
     template = found.pop("tokenizer.chat_template", None)
     template = _template(config) if template is None else template

@@ -39,7 +39,8 @@ class Importance:
 
 
 def importance(file: GGUFFile, text: str, threads: int | None = None, progress: Progress | None = None) -> Importance:
-    """Measure on `text`. Raises InvalidRequestError if it is too short, KernelChoiceError, and errors of loading."""
+    """Measure importance on `text`. Raises InvalidRequestError if it is too short, KernelChoiceError, and errors of
+    loading."""
     config = SmolLM3Config.from_metadata(file.metadata)
     ids = Tokenizer.from_gguf(file.metadata, file.path).encode(text)
     window = min(WINDOW_TOKENS, config.max_position_embeddings)
@@ -50,7 +51,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
     backend = cast(Backend, watch)  # __getattr__ provides the other operations
     weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)
     model = SmolLM3(config, weights, KVCache(backend, config, window))
-    # The output head's product is not needed.
+    # No logits are needed, so the product of the output head is skipped.
     watch.skipped = weights.lm_head
     step = InputBatch(backend, config, window, window)
     everything = list(range(window))

@@ -291,7 +291,7 @@ class StolenTime:
 
 
 PROBE_BYTES = 1 << 30
-PROBE_READS = 3  # the fastest is the ceiling
+PROBE_READS = 3  # number of timed reads; the fastest is the ceiling
 WAIT_SECONDS = 120.0
 
 # Pause after the memory of the bandwidth measurement is freed. A virtual machine may return it to the host seconds
@@ -310,7 +310,7 @@ Progress = Callable[[str, int, int], None]
 class BenchmarkPlan:
     """Measurements to take in each of `repeats` rounds."""
 
-    prefill: tuple[tuple[int, int], ...] = ((512, 0),)  # (tokens, depth) of prompts
+    prefill: tuple[tuple[int, int], ...] = ((512, 0),)  # (new tokens, cached tokens before them)
     depths: tuple[int, ...] = (0,)  # cached tokens before decoding starts
     batches: tuple[int, ...] = (16,)  # numbers of concurrent sequences
     decode_tokens: int = 32
@@ -498,7 +498,7 @@ class _Rounds:
         }
 
     def _measure_ceilings(self) -> None:
-        # The buffer is allocated each time, so that memory measured in between is the engine's only.
+        # The buffer is allocated each time, so that memory measured in between is only the engine's.
         buffer = probe_buffer(self._plan.probe_bytes)
         best = {
             places: max(ceilings.read_bandwidth(buffer, places) for _ in range(PROBE_READS)) / 1e9

@@ -22,8 +22,8 @@ from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.chat_template import KNOWN_TEMPLATES
 from notso.smollm3.text.vocabulary import CONTROL, USER_DEFINED
 
-MAX_SHOWN_TEXT = 200  # longer strings are not shown, in characters
-MAX_SHOWN_ITEMS = 16  # longer arrays are not shown
+MAX_SHOWN_TEXT = 200  # characters; longer strings are not shown
+MAX_SHOWN_ITEMS = 16  # items; longer arrays are not shown
 CONTEXTS = (8_192, 32_768, 65_536, 131_072)
 
 Scalar: TypeAlias = int | float | bool | str

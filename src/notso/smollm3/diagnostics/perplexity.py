@@ -78,7 +78,7 @@ def perplexity(
 def divergence(
     engine: Engine, base: Engine, text: str, *, window: int = WINDOW_TOKENS, progress: Progress | None = None
 ) -> Divergence:
-    """Compare two models. Raises as `perplexity`, and if tokenizations differ."""
+    """Compare two models. Raises InvalidRequestError as `perplexity` does, and if tokenizations differ."""
     windows = _windows(engine, text, window)
     if windows != _windows(base, text, window):
         raise InvalidRequestError("the two models tokenize the text differently")

@@ -1,10 +1,13 @@
 """Verification of a model file's integrity and of this machine's kernels.
 
-There are four checks: the SHA-256 against the published files; the structure (shapes, roles, finite scales); the
-tokenizer and chat template, constructed as for an engine; and for every tensor a product by the native kernels against
-two references: the same product in float64 with dequantized weights, and, for quantized formats, the bit-exact numpy
-reference. A row's error is relative to |x| |w|, the largest possible product, so that a product near zero does not
-count as an error.
+There are four checks:
+
+- The file's SHA-256 is compared with those of the published files.
+- The structure must be valid: shapes, roles and finite scales.
+- The tokenizer and the chat template are constructed as for an engine.
+- For every tensor, the native kernels compute a product, which is compared with the same product in float64 with
+  dequantized weights and, for quantized formats, with the bit-exact numpy reference. A row's error is relative to
+  |x| |w|, the largest possible product, so that a product near zero does not count as an error.
 
 The fingerprint is a short hash of what a model computes. It is the same on every machine, kernel family and device, so
 a different fingerprint means a different file, cache format or release, or a fault.
@@ -33,7 +36,7 @@ from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Number of prompt tokens, which depend only on the vocabulary size, and of tokens generated after them.
+# Length of the prompt, with tokens that depend only on the vocabulary size, and number of tokens generated after it.
 IDS, WRITTEN = 48, 16
 
 HEX_DIGITS = 16

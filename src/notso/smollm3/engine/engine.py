@@ -367,8 +367,8 @@ class Engine:
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Return the receipt of an earlier answer, with its seed in `params` and its tokens in `options.replay`. See
-        docs/api.md.
+        """Return the receipt of an earlier answer (see docs/api.md). `params` must have the answer's seed, and
+        `options.replay` its tokens.
 
         sealed: include hashes instead of token ids. The first receipt takes as long as reading the model file. Raises
         the same errors as `submit`.
@@ -385,7 +385,7 @@ class Engine:
         """Prefill a receipt's prompt and answer, and sample every token again.
 
         transcript: an open receipt of the answer, required for a sealed one. Raises InvalidRequestError for a receipt
-        that is malformed, was changed, or belongs to another model, adapter or arithmetic, with the part as `param`.
+        that is malformed, was changed, or belongs to another model, adapter or arithmetic; `param` names the part.
         """
         self._require_open()
         try:
@@ -404,7 +404,7 @@ class Engine:
         for name, value in self._facts(adapter).items():
             if name != "adapter" or value is not None:
                 theirs, ours = told.get(name), value
-                if isinstance(ours, dict):  # names may differ
+                if isinstance(ours, dict):  # only the digests must be equal, not the names
                     theirs, ours = (theirs or {}).get("sha256"), ours["sha256"]
                 if theirs != ours:
                     raise InvalidRequestError(f"the receipt belongs to another {name.replace('_', ' ')}", param=name)
@@ -452,8 +452,8 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> AnswerStream:
-        """Start an answer as `chat` does, and return an iterator over its events. Raises the same errors; that of a
-        failed answer is raised while iterating."""
+        """Start an answer as `chat` does, and return an iterator over its events. Raises the same errors; the
+        error of a failed answer is raised during iteration."""
         sampling, asked = settings_of(params, options, settings)
         return AnswerStream(self.submit(conversation(messages, *more), sampling, asked))
 
@@ -560,7 +560,7 @@ class Engine:
         self._require_open()
         asked = options or RequestOptions()
         ids, turn_at, salt = self._inputs.draft(messages, params or SamplingParams(), asked, self._salt(asked))
-        # An unnamed draft belongs to no conversation until a request claims it.
+        # Without a conversation name, the prefilled blocks belong to no conversation until a request claims them.
         named = asked.conversation is not None
         conversation = conversation_digest(asked.owner, asked.conversation) if named else None
         adapter = self.adapters.of(asked.adapter)

@@ -1,7 +1,7 @@
 """The engine thread, which accepts requests, runs steps, emits events, updates statistics, and uses idle time.
 
-For measurements, ContextLogits computes the logits after every token of a context. This is done in pieces between
-engine steps, and in small pieces while answers are running, so that these do not stall.
+For measurements, ContextLogits computes the logits after every token of a context. It works in pieces between engine
+steps; while answers are running, the pieces are small, so that the answers do not stall.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ GPU_FAILED = Sentence("the GPU failed during this answer; send the request again
 CACHE_BUSY = Sentence("other requests are using the whole cache; try again when they are done", "engine_busy")
 FAILED = Sentence("the engine failed; see its log", "engine_failed")
 
-# Target duration in seconds of steps that prefill while other sequences decode: the time between two of their tokens.
+# Target duration, in seconds, of steps that prefill while other sequences decode. It is the time between two tokens of
+# the decoding sequences.
 MIXED_STEP_S = 0.25
 
 # While requests are running, one block of finished conversations is offloaded every this many steps.
@@ -183,8 +184,8 @@ class EngineCore:
         self.post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or on its
-        thread."""
+        """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or if
+        called on its thread."""
         self.refuse_own_thread()
         future: Future[T] = Future()
 
@@ -353,7 +354,8 @@ class EngineCore:
                 pooling.take(chunk.start, self.runner.hidden_states(chunk))
 
     def _draft_tokens(self) -> int:
-        # Proposes drafts, unless prompts need the rows. Returns the rows of decoding sequences and their drafts.
+        # Proposes draft tokens (see ngram_drafter), unless prompts need the rows. Returns the number of rows of the
+        # decoding sequences, including their drafts.
         running = self.scheduler.running
         decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
         rows = sum(sequence.pending for sequence in decoding)
@@ -492,14 +494,14 @@ class EngineCore:
         if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
-            return  # takes as long as a full tile, so it does not show the prefill speed
+            return  # a smaller step takes as long as a full tile, so it does not show the prefill speed
         mean = self._prompt_s_per_token
         self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._totals.prefill_tokens_per_s = plan.rows / seconds
 
 
-# Seconds between increments of idle work: touching memory, capturing a step, and offloading a block of a finished
-# conversation.
+# Seconds between increments of idle work. An increment touches memory (so that the system allocates it), captures a
+# step for replay, or offloads a block of a finished conversation.
 TICK_S = 0.005
 
 LONGEST_NAP_S = 60.0
@@ -532,7 +534,7 @@ class BackgroundWork:
         return min(nap, self.prefix_warmup.due_s(self._quiet_s))
 
     def work(self, go_on: Callable[[], bool]) -> None:
-        """Do one increment of idle work; `go_on`: polled, and interrupts a prefill if False."""
+        """Do one increment of idle work. A prefill stops when `go_on()`, which is polled, returns False."""
         if not self._has_memory:
             blocks = 0 if self._offload is None else self._offload.ready_blocks
             self._has_memory = not self._cache.touch_idle(blocks)

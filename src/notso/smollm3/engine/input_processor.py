@@ -282,7 +282,7 @@ class InputProcessor:
 
 
 def reading_of(options: RequestOptions) -> bytes | None:
-    """Return the digest of the reading that the fixed prefix of a prompt is pinned as, or None."""
+    """Return the digest of the reading under which a prompt's fixed prefix is pinned, or None."""
     prefix = options.prefix
     if prefix is None or prefix.reading is None:
         return None

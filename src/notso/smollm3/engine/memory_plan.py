@@ -32,7 +32,7 @@ SHARED_TOKENS = 32_768
 # Windows (k8v8 blocks, see block_pool) per sequence with a low-bit format: for its first, current and next block.
 WINDOW_BLOCKS = 3
 
-# Additional windows for the blocks of a prompt chunk.
+# Additional windows for the blocks that one step's prompt tokens are written to.
 STEP_WINDOW_BLOCKS = 1 + MAX_ROWS // BLOCK_TOKENS
 
 # Memory of the interpreter, the tokenizer, the web server and its streams.
@@ -44,7 +44,7 @@ LARGE_CACHE_BYTES = 64 * MIB
 
 CONTEXT_STEP_TOKENS = 1024  # contexts that are not given are multiples of this
 CONTEXT_FLOOR_TOKENS = 2048  # smallest context that is chosen
-K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits (f16 for fine weights)
+K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits, or f16 with `fine_weights`
 _QUANTISED_ROW = 292 / 256  # bytes per value of a row prepared for the integer kernels
 _LADDER: tuple[KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
 _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
@@ -127,7 +127,7 @@ def plan_engine(
         trained context and as much as half of the remaining memory allows. Does not affect other choices.
     kv: "auto": k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it. With `fine_weights`
         (floats or 8 bits): f16 up to 32,768 tokens, k8v8 beyond.
-    kept: an earlier choice, which takes precedence.
+    kept: KV format chosen earlier, which takes precedence.
     max_num_seqs: None: up to 16.
     mapped_bytes: size of weights that are already mapped.
     beside_bytes: planned size of other engines. If given, nothing is reduced to fit.
@@ -223,7 +223,7 @@ class _Planner:
         longest = longest_context(self.config)
         if self._fits(longest, kv_format, sequences):
             return longest
-        low, high = 0, -(-longest // CONTEXT_STEP_TOKENS)  # in steps: low fits, high does not
+        low, high = 0, -(-longest // CONTEXT_STEP_TOKENS)  # counted in steps; low fits, high does not
         while high - low > 1:
             middle = (low + high) // 2
             if self._fits(middle * CONTEXT_STEP_TOKENS, kv_format, sequences):

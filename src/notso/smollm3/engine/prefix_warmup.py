@@ -31,20 +31,22 @@ from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.sequence import PRIORITIES, Sequence
 from notso.smollm3.values.messages import Message
 
-# Idle seconds before warm-up starts. A request for the chat's title follows an answer immediately, the next question
-# later.
+# Idle seconds before warm-up starts. A request for the chat's title follows an answer immediately; the next question
+# comes later.
 QUIET_S = 0.3
 
-# Maximum finished answers, and maximum drafts (one per owner), to prefill for.
+# Maximum number of finished answers to prefill for, and of drafts of unsent messages (one per owner).
 MOST_NOTES = 16
 
-# Small enough that a layer of the 3B model takes milliseconds, which bounds the delay of an arriving request.
+# Maximum rows of a step, so few that a layer of the 3B model takes milliseconds, which bounds the delay of an arriving
+# request.
 STEP_ROWS = 128
 
-# Interrupted steps after which a prefill is abandoned.
+# Number of interrupted steps after which a prefill is abandoned.
 MOST_TRIES = 8
 
-# Rendering longer prompts would block the engine's thread for longer than a request should wait.
+# Maximum length of a prompt. Rendering longer ones would block the engine's thread for longer than a request should
+# wait.
 MOST_TOKENS = 65_536
 
 _log = logging.getLogger(__name__)
@@ -97,7 +99,7 @@ class PrefixWarmup:
         )
         if len(self._notes) == MOST_NOTES:
             count = Counter(each.salt.owner for each in self._notes)
-            # The oldest note of the owner that has the most notes.
+            # Drops the oldest note of the owner that has the most notes.
             self._notes.remove(max(self._notes, key=lambda each: count[each.salt.owner]))
         self._notes.append(note)
 

@@ -32,7 +32,7 @@ _SEALED = ("ids", "started", "grammar", "tools", "tool_choice", "strict_tools", 
 
 
 class ModelDigest:
-    """The SHA-256 of a model file's content, computed once. Thread-safe."""
+    """The SHA-256 of a model file, computed once. Thread-safe."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._path = file.path
@@ -101,15 +101,15 @@ def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
 class ReceiptCheck:
     """Result of verifying a receipt."""
 
-    problem: str  # "" if the model samples every token again
-    place: int | None = None  # index of the first other token in the answer; None: something else differs
+    problem: str  # "" if the model samples the same tokens again
+    place: int | None = None  # index of the first differing token in the answer; None: something else differs
     tokens: int = 0
 
 
 def opened(receipt: Any, transcript: Any = None) -> dict[str, Any]:
     """Verify the hashes of a receipt and its transcript; return the open receipt.
 
-    Raises InvalidRequestError with the part that does not match as `param`.
+    Raises InvalidRequestError; `param` names the part that does not match.
     """
     told = _checked(receipt, "receipt")
     if told["form"] == "sealed":
@@ -166,7 +166,7 @@ def options_of(receipt: Mapping[str, Any]) -> RequestOptions:
 
 
 class Redraw:
-    """Samples an answer again from the logits of its tokens, as they are computed. Used in place of PromptScores."""
+    """Samples an answer again from the logits of its tokens, as they are computed. Replaces PromptScores."""
 
     def __init__(self, request: Request, answer: Replay, finish_reason: str) -> None:
         self._request = request

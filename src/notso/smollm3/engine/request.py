@@ -163,7 +163,7 @@ class Request:
     def replay(self, replay: Replay) -> None:
         """Append the tokens of an earlier request, so that the answer continues as that request would have.
 
-        Raises InvalidRequestError if their origin differs, or the answer ends before them.
+        Raises InvalidRequestError if their origin differs, or the answer ends before the last one.
         """
         if replay.origin not in ("", self.origin):
             raise InvalidRequestError("replay: the prompt, the model or the arithmetic differs", param="replay")

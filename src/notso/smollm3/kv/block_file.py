@@ -3,7 +3,7 @@
     magic      8   NOTSO-KV
     order      4   0x01020304 in the writer's byte order
     version    4   version of this layout
-    model     32   digest of the cache version
+    model     32   digest of the cache version (model, KV format and arithmetic; see model_identity.cache_version)
     key       16   the block's hash; for a partial block, its parent's
     tag        8   set by the writer; files can be removed by their tag
     is_partial    4

@@ -1,6 +1,7 @@
 """Index of the cache files in a folder, and the lock that the writer of the folder holds.
 
-A log records the conversations or readings that each cache file belongs to, for eviction after a restart:
+A log records the conversations or readings (pinned prompt prefixes, see block_pool) that each cache file belongs to,
+for eviction after a restart:
 
     magic   8   NOTSO-C1
     ------------
@@ -38,7 +39,7 @@ from notso.smollm3.scheduling.block_pool import outlives
 from notso.system.files import lock, sync_folder
 
 MAGIC = b"NOTSO-C1"
-# The log is rewritten when it has this many records more than twice those needed.
+# The log is rewritten when its number of records exceeds twice the number needed by this many.
 MOST_WASTE = 1024
 
 _RECORD = struct.Struct("=8s8s16s8sI")

@@ -1,8 +1,8 @@
 """KV cache: fixed blocks of 128 positions, each covering all layers.
 
 Formats below 8 bits are read through a Hadamard rotation and a codebook. With these formats, the first block of a
-sequence (attention sinks) and the blocks being written are read from a second, more precise cache (k8v8) instead. Its
-blocks are called windows. The block pool decides which blocks have a window.
+sequence (attention sinks) and the blocks being written are read from a second, more precise cache (k8v8) instead. The
+blocks of this second cache are called windows. The block pool decides which blocks have a window.
 
 The KV format that was chosen for a model file is stored in the cache folder, so that the next engine chooses the same
 one.
@@ -80,8 +80,9 @@ def _key(file: GGUFFile, context_tokens: int | None) -> str:
     return f"{file.path.name} {file.size_bytes} {context_tokens or 'any'}"
 
 
-# Memory is touched this many blocks before it is used, in at most MOST_LAYERS layers between two steps. A large page
-# takes the system milliseconds, and all layers would otherwise need theirs in the same step.
+# Touching memory makes the system allocate it. It is touched this many blocks before it is used, in at most MOST_LAYERS
+# layers between two steps. Allocating a large page takes milliseconds, and otherwise all layers would need one in the
+# same step.
 AHEAD_BLOCKS = 4
 MOST_LAYERS = 6
 
@@ -95,8 +96,8 @@ IDLE_LAYERS = 2
 class KVCache:
     """Keys and values in blocks, shared by up to `max_num_seqs` sequences of `capacity_tokens`.
 
-    blocks: None, for a single sequence: as many as it needs, in order. windows: block -> window; maintained by the
-    block pool. Memory is reserved at construction and committed on first use.
+    blocks: their number; None, for a single sequence: as many as it needs, in order. windows: block -> window,
+    maintained by the block pool. Memory is reserved at construction and committed on first use.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class KVCache:
         self._touch(block + AHEAD_BLOCKS, min(layers, MOST_LAYERS))
 
     def touch_idle(self, blocks: int = 0) -> bool:
-        """Touch the memory of a few layers, at least up to `blocks` blocks; return False if all is touched."""
+        """Touch a few layers of the next block, up to at least `blocks`; return False if none is left."""
         return self._is_ready_ahead and self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
 
     def _touch(self, last: int, layers: int) -> bool:

@@ -1,9 +1,10 @@
 """Identity of a model file by its content, so that cached blocks stay valid when it is copied, touched or mounted.
 
-The SHA-256 of a file is computed once, in idle time and at low priority, and stored in the cache folder under the
-file's sampled identity. No other content can have the same sampled identity, since it includes the inode and the time
-of the last change. It is used until the SHA-256 is known. Blocks that were written until then stay usable, because the
-stored entries map sampled identities to the SHA-256.
+The sampled identity of a file is a hash of its inode, times, size and samples of each tensor. It is fast to compute and
+used until the SHA-256 of the file is known. No other content can have the same sampled identity, since the inode and
+the time of the last change are included. The SHA-256 is computed once, in idle time and at low priority, and stored in
+the cache folder under the sampled identity. Blocks that were written before stay usable, because the stored entries map
+sampled identities to the SHA-256.
 """
 
 from __future__ import annotations

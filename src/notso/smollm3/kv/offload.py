@@ -1,4 +1,8 @@
-"""Offloading of blocks to disk (of finished conversations and of pinned readings), and loading them again."""
+"""Offloading of blocks to disk, and loading them again.
+
+Blocks of finished conversations and of pinned readings are offloaded. A reading is a named prompt prefix (see
+block_pool), and a window is a more precise copy of a block (see kv_cache).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a d
 
 LACKING_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64  # blocks to touch ahead for loads from disk: those of a chat of the default length
+READY_BLOCKS = 64  # blocks with memory touched ahead for loads from disk: those of a chat of the default length
 
 MOST_READERS = 4  # threads that load blocks, if there are as many processors
 
@@ -34,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Offer:
-    # The block is stored only if it still holds `tokens` after `parent_hash`.
+    # A block to write to disk. It is written only if it still holds `tokens` after `parent_hash`.
     hash: bytes
     parent_hash: bytes
     tokens: list[int]
@@ -199,7 +203,7 @@ class KVOffload:
                     self.readings.belongs_to(hash, sequence.reading)
             elif not self.has(hash):
                 offered = self._offers.get(block)
-                if self._has_room and (offered is None or offered.hash != hash):  # the same offer may be a pinned one
+                if self._has_room and (offered is None or offered.hash != hash):  # an equal one may be pinned
                     self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0)
             else:
                 for files, kept_by in product(self._chats, sequence.kept_by(index)):

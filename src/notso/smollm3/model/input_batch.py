@@ -18,7 +18,7 @@ MOST_INNER = 3  # most A matrices of an adapter that multiply the same rows (q, 
 
 
 class InputBatch:
-    """Arrays for a step of `rows` tokens, `sampled` of which get logits. Allocated once."""
+    """Arrays for a step of `rows` tokens, `sampled` of which get logits."""
 
     def __init__(self, backend: Backend, config: SmolLM3Config, rows: int, sampled: int) -> None:
         def numbers(count: int) -> Array:
@@ -75,7 +75,7 @@ class InputBatch:
         return part
 
     def sampled(self) -> InputBatch:
-        """Return a step of the sampled rows that shares these arrays; `x` is `last`."""
+        """Return a step of the sampled rows that shares these arrays; its `x` is `last`."""
         count = self.sampled_rows.shape[0]
         step = self.part(count, count)
         step.positions, step.sequences, step.row_numbers = (

@@ -2,8 +2,8 @@
 
 Adapters are not merged, so that the base stays quantized and steps can mix adapters.
 
-Adapters are read from llama.cpp's GGUF files and PEFT folders. An unsupported setting that would change the results is
-an error that names the setting. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
+Adapters are read from llama.cpp's GGUF files and PEFT folders. An unsupported setting that would change the results
+raises an error that names the setting. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
 
 The settings in PEFT's `adapter_config.json` are checked against an allow-list: a setting is either applied as PEFT
 applies it at load time, or has no effect on inference at the allowed values; all others are rejected. Source: PEFT

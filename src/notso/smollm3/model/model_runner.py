@@ -21,7 +21,8 @@ from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED, Chunk
 
 Floats = npt.NDArray[np.float32]
 
-# Decode steps of up to this many rows are captured and replayed, because interpreter overhead would be noticeable.
+# Decode steps of up to this many rows are captured (recorded as native programs) and replayed, because interpreter
+# overhead would be noticeable.
 CAPTURED_ROWS = MAX_SAMPLED
 
 MAX_CAPTURED_STEPS = 160

@@ -1,6 +1,6 @@
 """Model weights by role; the only module that knows GGUF tensor names.
 
-Also chooses the block format of each tensor in the known quantization mixes.
+This module also chooses the block format of each tensor in the known quantization mixes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LayerWeights:
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
-# Matrices that a step reads row by row alternately form a group; the others are single. In the order of MATRICES.
+# Groups of matrices, in the order of MATRICES. A step reads the matrices of a group alternately, row by row.
 READ_TOGETHER = (("q_proj",), ("k_proj",), ("v_proj",), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 # GGUF names, without `blk.N.` and `.weight`.
 TENSOR_NAMES = {

@@ -61,8 +61,8 @@ class LogprobAlignment:
     """Maps spans of text to the log probability entries of their tokens."""
 
     # An entry is returned with the first shown character of its token. A token that does not complete a character
-    # belongs to the character that it is part of. Entries of hidden tokens are returned with the next span; if there is
-    # none, they stay in `rest`.
+    # belongs to the character that it is part of. Entries of hidden tokens are returned with the next span or, if there
+    # is none, by `rest`.
     def __init__(self) -> None:
         self._end = 0
         self._tokens: deque[tuple[int, int, TokenLogprob | None]] = deque()  # start, length, entry

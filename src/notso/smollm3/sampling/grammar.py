@@ -154,7 +154,7 @@ class Matcher:
         return limit.permits(self._matcher, token, left, self._state)
 
     def left_to_choose(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
-        """Return the tokens to choose from after `token` was rejected, or None for all other tokens."""
+        """Return the tokens to choose from after `token` was rejected; None: all other tokens."""
         return None if self._limit is None else self._limit.left_to_choose(token, left)
 
     def _token_limit(self) -> TokenLimit | None:
@@ -391,7 +391,7 @@ def _cut(text: str) -> str:
 
 
 def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
-    # One thread at a time, so that large grammars occupy one core.
+    # Only one such thread runs at a time, so that large grammars occupy one core.
     made: Future[llguidance.LLMatcher] = Future()
 
     def run() -> None:

@@ -120,7 +120,7 @@ class QuoteIndex:
     barred: texts that quotations cannot contain, besides CLOSE. escaped: quotations are written with JSON escapes.
     """
 
-    # places: of the same text, if known.
+    # places: the places of this text, if already known.
 
     def __init__(
         self,
@@ -208,8 +208,8 @@ class QuoteIndex:
         return _Sample(found.low, every, self._words[places].astype(np.uint64))
 
     def _bound(self, low: Ints, high: Ints, depth: int, keys: Keys, sample: _Sample | None, *, is_upper: bool) -> Ints:
-        # Returns, for each interval, the first place with 8 bytes at `depth` that are not below its key (if is_upper,
-        # that are above it).
+        # Returns, for each interval, the first place at which the 8 bytes from `depth` on are not below the interval's
+        # key or, if is_upper, are above it.
         if sample is not None:
             block = np.searchsorted(sample.keys, keys, "right" if is_upper else "left").astype(np.int32)
             low = np.maximum(low, sample.low + (block - 1) * sample.every)

@@ -1,4 +1,4 @@
-"""Indexing of a long text in a confined child process, so that it takes no memory and time of this process."""
+"""Indexing of a long text in a confined child process, so that it takes no memory or time of this process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Files with the places of long texts (see quote_index), which need not be indexed again after a restart.
 
-A file belongs to a pinned reading that contains the text, and is removed with this reading. Its name contains a digest
-of everything that the places depend on. It does not contain the text, and is memory-mapped. A damaged file is detected
-by its checksum and replaced.
+A file belongs to a pinned reading (a named prompt prefix, see block_pool) that contains the text, and is removed with
+this reading. Its name contains a digest of everything that the places depend on. The file does not contain the text,
+and is memory-mapped. A damaged file is detected by its checksum and replaced.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class QuoteIndexFiles:
         return made
 
     def forget(self, reading: bytes) -> None:
-        """Remove the files of a reading."""
         for path in self._folder.glob(f"{reading.hex()}-*"):
             path.unlink(missing_ok=True)
 

@@ -34,7 +34,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class QuotedField:
-    """A string that quotes. may_be_empty: "" is allowed, for nothing to quote."""
+    """A string that quotes. may_be_empty: "" is allowed, to quote nothing."""
 
     index: QuoteIndex
     may_be_empty: bool
@@ -174,7 +174,7 @@ def quoted_fields(
     try:
         schema = json.loads(grammar.source)
     except (ValueError, RecursionError):
-        return options, None  # reported when the schema is checked
+        return options, None  # the error is reported when the schema is checked
     if options.tools and options.tool_choice != "none":
         raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with tools", param="grammar")
     fields = {

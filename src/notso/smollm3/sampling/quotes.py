@@ -32,21 +32,23 @@ OPEN = re.compile(rb"\[\[(\d{1,3}):\Z")
 OPEN_WITHIN = re.compile(rb"\[\[(\d{1,3}): ")
 MARK_BYTES = 8
 NARROW = 256
-"""If a quotation so far occurs at no more than this many places, all of its continuations are allowed. Otherwise only
-those among the LIKELIEST tokens are, which bounds the time for a mask; if there are none, those at the FIRST_PLACES."""
+"""If the text of a quotation so far occurs at no more than this many places, all of its continuations are allowed.
+Otherwise, to bound the time for a mask, only those among the LIKELIEST likeliest tokens are allowed or, if there are
+none, those at the first FIRST_PLACES places."""
 LIKELIEST = 512
 FIRST_PLACES = 64
 ROW = 32
 LOOKUPS = 512
-"""Maximum lookups of tokens with 8 bytes or more per mask; beyond it, the model must write them as shorter tokens."""
+"""Maximum lookups, per mask, of tokens with 8 bytes or more. Further texts must be written with shorter tokens."""
 LEAST_LEFT = 48
 """Minimum remaining tokens for starting a quotation."""
 LAST_TOKENS = 8
 """With fewer remaining tokens, a quotation ends as soon as it can."""
 CHARACTERS_INDEXED_HERE = 1_000_000
-"""Longer texts are indexed in a child process."""
+"""Maximum length of a text that this process indexes; longer texts are indexed in a child process."""
 CHARACTERS_FILED = 50_000
-"""The index of a text of this length is stored in a file if the text is part of a pinned reading (see block_pool)."""
+"""The index of a text of at least this length is stored in a file if the text is part of a pinned reading, which is a
+named prompt prefix (see block_pool)."""
 KEPT_CHARACTERS = 8_000_000
 """Maximum total length of the indexed texts that are kept in memory for later requests."""
 
@@ -189,7 +191,6 @@ class QuotedOutput(StructuredOutput):
         return self._open is not None
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
-        """See StructuredOutput."""
         if self._open is not None and not in_reasoning:
             return _only(logits, self._allowed(self._open, logits))
         restricted = logits if self._inner is None else self._inner.restrict(logits, in_reasoning)
@@ -207,16 +208,13 @@ class QuotedOutput(StructuredOutput):
         return restricted
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """See StructuredOutput."""
         is_free = self._inner is None or self._open is not None
         return is_free or (self._inner is not None and self._inner.permits(token, in_reasoning, left))
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """See StructuredOutput."""
         return logits if self._inner is None else self._inner.narrow(logits, token, left)
 
     def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
-        """See StructuredOutput."""
         self._left = self._left if left is None else left
         text = b"" if in_reasoning else self._vocabulary.texts[token]
         if self._open is not None and not in_reasoning:

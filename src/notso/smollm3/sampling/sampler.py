@@ -8,8 +8,9 @@ llama.cpp. They have a separate code path (`left_by_all`), so that other request
 The draw depends only on the seed and the position, not on earlier draws or other engine activity.
 
 Top-p samples from tens of thousands of candidates without a full sort, which would dominate the cost for flat
-distributions. Only two ranks matter: the end of the nucleus and the drawn token. Candidates are divided into buckets of
-nearly equal weight. The sums of the buckets locate both ranks, and only the buckets that contain them are sorted.
+distributions. Only two ranks matter: that of the drawn token, and the end of the nucleus (the tokens that top_p keeps).
+Candidates are divided into buckets of nearly equal weight. The sums of the buckets locate both ranks, and only the
+buckets that contain them are sorted.
 
 DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and penalizes them more the longer it is.
 The rules are those of llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), which implements p-e-w's proposal
@@ -255,7 +256,8 @@ GREEDY_TEMPERATURE = 1e-5
 # Candidates are tokens above the first of these probabilities (relative to the likeliest token's) that leaves enough of
 # them: a typical nucleus has a few dozen of 128,256 tokens, and sorting the rest would be a waste.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
-# Up to this many candidates are sorted; more are divided into buckets. The sampled token does not depend on it.
+# Up to this many candidates are sorted; more are divided into buckets. The sampled token does not depend on this
+# number.
 MANY = 8192
 
 _LEAST_WEIGHT = float(np.finfo(np.float32).smallest_subnormal)
@@ -531,7 +533,7 @@ def left_by_all(weights: Floats, params: SamplingParams, chance: float) -> tuple
 
 
 def last_of_top_choices(weights: Floats, threshold: float) -> int:
-    """Return the last index in descending weights with at least a share `threshold` of their sum, or 0."""
+    """Return the index of the last of the descending weights with a share of at least `threshold`, or 0."""
     total = float(weights.sum(dtype=np.float64))
     return max(0, int(np.count_nonzero(weights >= threshold * total)) - 1)
 

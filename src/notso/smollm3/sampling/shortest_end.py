@@ -21,7 +21,8 @@ FEW_OTHERS = 3
 """Number of other continuations to try where a value can end."""
 
 USUAL_NUMBER = 16
-"""Usual maximum bytes of a number or name outside strings; each further byte counts as a detour."""
+"""Usual maximum bytes of a number or name outside strings. Each further byte counts as a detour, that is, a step that
+rarely leads to a short ending; continuations with few detours are examined first."""
 
 LAST_BYTES = 2
 """Texts in the same state are compared only if this many of their last bytes are equal."""
@@ -134,7 +135,7 @@ class ShortestEnd:
         self._single = dict(known)
 
     def _preference(self, byte: int) -> tuple[bool, int, int]:
-        # Sorts ASCII first, then bytes that many tokens repeat.
+        # Sort key: ASCII first, then bytes that are repeated most often in a single token.
         longest = next(size for size in range(self._longest, -1, -1) if not size or bytes([byte]) * size in self._ids)
         return byte >= 0x80, -longest, byte
 
@@ -263,7 +264,8 @@ class ShortestEnd:
             yield from self._child(node, bytes([byte]), [self._single[byte]], detours=1)
 
     def _required(self, node: _Node, names: Sequence[bytes], orders: Sequence[dict[bytes, int]]) -> list[_Node]:
-        # Returns the nodes after required names. Of several names in one object, only the last is returned.
+        # Returns the nodes after required names that are possible next. Of several names in one object, only the last
+        # in its order is used.
         found = {name: each for name in names if (each := self._behind(node, name)) is not None}
         if len(found) > 1:
             lasts = {max(found, key=order.__getitem__) for order in orders if found.keys() <= order.keys()}

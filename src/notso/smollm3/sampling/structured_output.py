@@ -18,7 +18,7 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 FAR = 1_000
-"""Maximum length of the shortest call that is searched for before a call starts, in tokens."""
+"""Before a call starts, the shortest possible call is searched for. This is its maximum length in tokens."""
 
 
 class FieldMask(Protocol):
@@ -107,7 +107,7 @@ class StructuredOutput:
         return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
 
     def must_answer(self, left: int, closing: int) -> bool:
-        """Return whether the reasoning must end now so that `left` tokens suffice for `closing` ones and an answer."""
+        """Return whether reasoning must end now, so that `left` tokens suffice for `closing` tokens and an answer."""
         if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
             return False
         least = self._least_tokens(left)
@@ -233,7 +233,7 @@ class StructuredCalls(StructuredOutput):
         return False
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """See StructuredOutput. A call starts only if it can be finished."""
+        """See StructuredOutput; also, a call starts only if it can be finished."""
         if self._call is not None:
             return self._call.permits(token, left)
         if token != self.call_tag or in_reasoning:
@@ -246,7 +246,6 @@ class StructuredCalls(StructuredOutput):
         return least is None or least <= left + 1
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """See StructuredOutput."""
         ids = None if self._call is None else self._call.left_to_choose(token, left)
         if ids is None:
             narrowed = logits.copy()
@@ -319,7 +318,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
     if not options.tools or choice == "none" or tokenizer.tool_call_open_id is None:
         return grammars.matcher([answer], "grammar")
     start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
-    grammars.matcher([answer], "grammar")  # raises errors of the grammar, so that later ones are those of the tools
+    grammars.matcher([answer], "grammar")  # checked first, so that later errors are about the tools
     parts = [{"name": "answer", **answer}, *_arguments_parts(options.tools)]
     return _calls_matcher(start, options.tools, tokenizer, grammars, parts)
 

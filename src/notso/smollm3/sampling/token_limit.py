@@ -26,7 +26,7 @@ from notso.smollm3.sampling.schemas.patterns import shortest_match
 from notso.smollm3.sampling.shortest_end import Follower, SearchMemory, ShortestEnd
 from notso.smollm3.text.tokenizer import Tokenizer
 
-# The following are used in estimates.
+# The constants below are used in estimates.
 BYTES_PER_TOKEN = 2
 MAX_REPEATS = 4_096
 MAX_NAMES = 256
@@ -77,7 +77,7 @@ class GrammarExtent:
         return [*(text for text in found if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return at how many remaining tokens the end may be out of reach, if it is `distance` away with `left`."""
+        """Return how many tokens remain at the next search, if the end is `distance` away when `left` remain."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 
@@ -260,7 +260,7 @@ search for a shorter ending is made."""
 MAX_STRING_ENDS = 500
 
 RETRIES = 1
-"""Searches after one that ran out of steps. Each is made once half of the remaining tokens have been used."""
+"""Number of searches after one that ran out of steps. Each is made once half of the remaining tokens have been used."""
 
 
 class Pieces(NamedTuple):
@@ -328,7 +328,7 @@ class TokenLimit:
         return True
 
     def left_to_choose(self, token: int, left: int) -> npt.NDArray[np.intp] | None:
-        """Return the tokens to choose from after `token` was rejected, or None for all other tokens."""
+        """Return the tokens to choose from after `token` was rejected; None: all other tokens."""
         if self._ending is None or (len(self._rejected) < TRIES and len(self._ending.tokens) <= left):
             return None
         if not self._ending.tokens:
@@ -375,7 +375,7 @@ class TokenLimit:
         return bool(after.try_consume_tokens(list(tokens)) == len(tokens) and after.is_accepting())
 
     def _first_ending(self, matcher: Follower, most: int, state: JsonState) -> _Ending | None:
-        # A quick search for any ending, and if it is too long, a search for one within `most` tokens.
+        # Searches quickly for any ending, and if that is too long, for one within `most` tokens.
         far = int(HOPELESS * most) + MARGIN
         ending = self._search(matcher, far, FIRST_STEPS, state)
         if ending is None or len(ending.tokens) <= most:

@@ -1,12 +1,14 @@
 """Speculative decoding without a draft model: n-gram lookup in the prompt and the answer.
 
-Draft tokens are computed in the same step as the next token of the answer. Every position is sampled as it would be
-without drafts, and drafts that equal the sampled tokens are accepted, so drafts affect the speed but never the text.
+If the last tokens of the text occur earlier (a match), the tokens that followed them there are the draft: a guess of
+the next tokens. Draft tokens are computed in the same step as the next token of the answer. Every position is sampled
+as it would be without drafts, and drafts that equal the sampled tokens are accepted, so drafts affect the speed but
+never the text.
 
 The drafter chooses the draft length with the highest expected number of tokens per second. It estimates the acceptance
-rate, per answer and by length of the match, and the cost of additional rows. Even after a match of a single token, the
-draft is right often enough to pay for its row. When three drafts in a row that continue longer matches are rejected
-at their first token, the drafter pauses, each time for longer.
+rate, per answer and by length of the match, and the cost of additional rows (tokens in a step). Even after a match of a
+single token, the draft is right often enough to pay for its row. When three successive drafts from longer matches are
+rejected at their first token, the drafter pauses, each time for longer.
 
 The cost of draft tokens is derived from measured step latencies by number of rows. A step reads every weight once, so
 the first additional rows are nearly free; how many depends on the kernels and the machine. Planned costs are used until
@@ -79,7 +81,7 @@ def _interpolated(rows: int) -> float:
 
 _PLANNED_ROWS = [_interpolated(rows) for rows in range(MAX_SAMPLED + 1)]
 
-COMPARED_MATCH = 3  # matches from this length on are compared, and the longest is used; of shorter ones, the latest is
+COMPARED_MATCH = 3  # of matches with at least this length, the longest is used; of shorter matches, the latest
 LONGEST_MATCH = 32  # longer matches are not more reliable
 CANDIDATES = 6  # occurrences examined, latest first
 MOST_DRAFTS = 15  # with the answer's next token, they fill one tile of 16 rows
@@ -89,13 +91,13 @@ MATCH_CLASSES = (1, 2, 3, 4, 6, 9, 14, 22, 32)
 # Prior acceptance rate per class, measured on the tasks of benchmarks/speculation.py.
 EXPECTED_RIGHT = (0.15, 0.30, 0.45, 0.40, 0.55, 0.70, 0.82, 0.90, 0.95)
 EXPECTED_WEIGHT = 4.0  # the prior counts as much as this many draft tokens
-MEMORY = 0.94  # decay of the counts with each draft token that was compared
+MEMORY = 0.94  # decay of the counts with each draft token that is accepted or rejected
 # Step of the acceptance rate toward the prior whenever a draft is not worthwhile; without it, drafting would never
 # resume.
 RECOVERY = 0.02
 
 WORTH_IT = 1.04  # minimum gain in expected tokens per second for which drafts are made
-EMPTY_ROUNDS = 3  # drafts rejected in a row before a pause
+EMPTY_ROUNDS = 3  # successive rejected drafts before a pause
 FIRST_SILENCE, LONGEST_SILENCE = 8, 128  # length of a pause, in tokens
 
 _BITS = 21  # bits per token id; a key consists of three ids

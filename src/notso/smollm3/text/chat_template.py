@@ -93,7 +93,7 @@ class ChatTemplate:
     def from_gguf(
         cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, *, source: str | None = None
     ) -> ChatTemplate | None:
-        """Return `source` or the file's template, or None if there is neither. Raises as the constructor."""
+        """Return `source` or the file's template; None if both are missing. Raises the errors of ChatTemplate."""
         source = metadata.get("tokenizer.chat_template") if source is None else source
         if source is None:
             return None
@@ -179,7 +179,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         most_tokens: int | None = None,
     ) -> list[int]:
-        """Return token ids. Raises as `render`, and ContextLengthError if they certainly exceed `most_tokens`."""
+        """Return token ids. Raises the errors of `render`, and ContextLengthError if surely above `most_tokens`."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         runs, skeleton = self._runs(conversation, date)
         if most_tokens is not None:

@@ -57,7 +57,7 @@ class GenerationTag(Extension):
 
 
 class NamedUndefined(jinja2.Undefined):
-    """Undefined name, which can be tested, as in transformers; its use is an error."""
+    """Undefined name. As in transformers, it can be tested; any other use is an error."""
 
     __slots__ = ()
 

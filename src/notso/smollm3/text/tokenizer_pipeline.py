@@ -1,6 +1,6 @@
-"""Normalization and pre-tokenization, read from a tokenizer.json or a GGUF file with an allow-list.
+"""Normalization and pre-tokenization as specified by a tokenizer.json or a GGUF file, checked against an allow-list.
 
-An unknown part is an error that names the part, because it would change ids, and arbitrary expressions may take
+An unknown part raises an error that names it, because ignoring it would change ids, and arbitrary expressions may take
 exponential time. Source: the `tokenizers` library, which executes the parts.
 
 This module also converts a Hugging Face `tokenizer.json` to GGUF entries.

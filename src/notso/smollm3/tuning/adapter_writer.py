@@ -54,7 +54,7 @@ def _is_near(halves: Floats, values: Floats) -> bool:
 def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: int | None = None) -> int:
     """Write `base` merged with the adapter; return the size of its tensors in bytes.
 
-    Raises as `write_adapter`, and InvalidRequestError for incomplete blocks.
+    Raises the errors of `write_adapter`, and InvalidRequestError if rows are not whole blocks.
     """
     with GGUFFile.open(base) as file:
         config = SmolLM3Config.from_metadata(file.metadata)

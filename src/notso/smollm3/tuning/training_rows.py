@@ -200,7 +200,7 @@ class Conversation:
     def is_asked(self) -> bool:
         while self.messages and not self._waits():
             if self.messages[0]["role"] == "tool" and not self.said[-1].get("tool_calls"):
-                return False  # the model did not make the call that this is the result of
+                return False  # this is the result of a call that the model did not make
             self.said.append(self.messages.pop(0))
         return self._waits()
 

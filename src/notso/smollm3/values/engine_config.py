@@ -46,7 +46,7 @@ class EngineConfig:
     speculation: use draft tokens where worthwhile; results are unchanged.
     cache_dir: private folder for up to `cache_bytes` of KV blocks, so that conversations survive restarts. None: no
         disk cache.
-    library_bytes: size limit of pinned readings (see FixedPrefix) in that folder, besides `cache_bytes`.
+    library_bytes: size limit of pinned readings (see FixedPrefix) in that folder, in addition to `cache_bytes`.
     device: "cpu"; "cuda" or "cuda:1", an error if unusable; "auto": the first GPU, or the CPU if no GPU can run the
         model. Results are the same.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.

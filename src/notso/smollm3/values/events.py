@@ -88,7 +88,7 @@ class Event:
     trimmed: `dropped_messages`.
     reasoning, text: `text`; `tokens` so far, including reasoning; `logprobs` if requested.
     tool_call: `tool_call`.
-    tool_call_part: `text`, the next part of the arguments of `begun_call`. Only if a grammar constrains calls. The
+    tool_call_part: `text`, the next part of the arguments of `begun_call`; sent only if a grammar constrains calls. The
         tool_call with the same id follows unless the answer is cut off.
     tokens: `token_ids` since the last such event, after the events that they caused; `is_forced` if the engine inserted
         them to end the reasoning.

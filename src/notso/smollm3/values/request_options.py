@@ -120,13 +120,13 @@ class RequestOptions:
     parallel_tool_calls: allow several calls.
     strict_tools: names of tools with enforced argument schemas if tool_choice is "auto". Required calls always enforce
         them.
-    grammar: constraint on the answer after reasoning, unless it is cut off.
+    grammar: constraint on the answer, but not on reasoning; an answer that is cut off may violate it.
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
-    prompt_logprobs: the same for prompt tokens, in `prompt` events, bypassing the cache.
+    prompt_logprobs: likewise for prompt tokens, in `prompt` events; bypasses the cache.
     prompt_only: prefill without generating.
-    embedding: with prompt_only, report the mean of the prompt's last hidden states in an `embedding` event, bypassing
+    embedding: with prompt_only, report the mean of the prompt's last hidden states in an `embedding` event; bypasses
         the cache.
-    is_plain: given token ids, and the answer, are plain text.
+    is_plain: the prompt, given as token ids, and the answer are plain text, without reasoning.
     date: day shown in the prompt.
     priority: scheduling class.
     owner: only requests of the same owner share cached prefixes.
@@ -250,7 +250,7 @@ _OPTIONS = frozenset(each.name for each in fields(RequestOptions))
 def settings_of(
     params: SamplingParams | None, options: RequestOptions | None, settings: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
-    """Return both with `settings` applied. Raises UnknownOptionError or InvalidRequestError, naming the setting."""
+    """Return both with `settings` applied. Raises UnknownOptionError or InvalidRequestError; `param` names it."""
     require_known(settings, _SAMPLING | _OPTIONS, "an answer")
     sampling = {name: value for name, value in settings.items() if name in _SAMPLING}
     if isinstance(sampling.get("stop"), str):

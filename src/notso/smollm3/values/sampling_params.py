@@ -27,8 +27,8 @@ class OnPage:
     label: str
     hint: str
     unset: str = ""  # meaning of an empty field without a default
-    place: int = 99  # on the form
-    low: float | None = None  # narrower than the engine's range
+    place: int = 99  # position on the form
+    low: float | None = None  # `low` and `high` narrow the engine's range
     high: float | None = None
 
 
@@ -36,11 +36,11 @@ class OnPage:
 class Parameter:
     """Metadata of a sampling parameter for the command line, the APIs, the docs and the settings page.
 
-    Each API maps its names for the parameter to their documentation; by default, the name is the field's.
+    For each API, a mapping of its names for the parameter to their documentation; default: the field's name.
     """
 
     help: str = ""  # of the command-line option; empty: no option
-    metavar: str = ""  # default: by kind and range
+    metavar: str = ""  # of the option; default: derived from kind and range
     short: str = ""
     low: float = 0
     high: float = 1 << 31

@@ -1,9 +1,10 @@
 """Check a model file against goldens: expected results computed by another implementation.
 
-The set in this folder is for the released SmolLM3-3B; its figures come from transformers' tests. Sets for other models
-have the same form: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A case has `ids`,
-or `text` without control tokens, and any of `means` (of all logits, per position), `logits` (consecutive `values` at a
-`position`, starting with token `first`), and `continuation` (the ids or text that greedy decoding produces next).
+The set of goldens in this folder is for the released SmolLM3-3B; its values come from transformers' tests. Sets for
+other models have the same form: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A
+case has `ids`, or `text` without control tokens, and any of `means` (of all logits, per position), `logits`
+(consecutive `values` at a `position`, starting with token `first`), and `continuation` (the ids or text that greedy
+decoding produces next).
 """
 
 from __future__ import annotations

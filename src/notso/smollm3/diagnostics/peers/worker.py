@@ -7,7 +7,8 @@ imports only notso.system:
     python worker.py openvino FOLDER CONTEXT THREADS
 
 It reads tasks from standard input and writes results to standard output, as JSON lines. The first line it writes has
-version, load_s and the names of the configurations; each task but "memory" has the index of a "configuration".
+version, load_s and the names of the configurations. Each task except "memory" also has a "configuration", an index into
+these names.
 
     {"task": "prefill", "tokens": n, "depth": d}       -> {"seconds": [one per step]}
     {"task": "decode", "tokens": n, "depth": d}        -> {"seconds": [one per step]}
@@ -301,7 +302,7 @@ def main() -> None:
     """Load the peer and answer tasks until stdin ends."""
     from notso.system.processes import end_with_parent
 
-    end_with_parent()  # on other systems than Linux, `_listen` exits, unless a library holds the interpreter lock
+    end_with_parent()  # Linux only; elsewhere `_listen` exits, unless a library holds the interpreter lock
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

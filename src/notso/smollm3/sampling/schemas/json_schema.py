@@ -24,8 +24,8 @@ MAX_REWRITTEN = 2**22
 """Maximum number of keywords, names and values in a rewritten schema."""
 
 MAX_DESCENT = 4_096
-"""Maximum definitions times depth: the library (llguidance) recurses into each, and a stack overflow would kill the
-process."""
+"""Maximum product of the number of definitions and the depth. The library (llguidance) recurses into each definition,
+and a stack overflow would kill the process."""
 
 MAX_PERIOD = 10_000
 """Maximum common multiple of all `multipleOf`, without factors of 2 and 5: the library keeps a state for every
@@ -35,8 +35,8 @@ MAX_INTERSECTED = 10
 """Maximum patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""
 
 CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
-"""Recent schemas are cached, because clients repeat them. Longer schemas are not cached and are read one at a time,
-because this takes memory of a hundred times their size."""
+"""Number of recent schemas that are cached, because clients repeat them, and their maximum length. Longer schemas are
+read one at a time, because reading takes a hundred times their size in memory."""
 
 _LARGE = threading.Lock()
 
@@ -175,7 +175,7 @@ def _inner(schema: dict[str, Any]) -> Iterator[Schema]:
 
 
 def _period(step: object) -> int:
-    # Factors of 2 and 5 are left out, because they take no states.
+    # The library keeps a state for every remainder. Factors of 2 and 5 are left out, because they need no states.
     if isinstance(step, bool) or not isinstance(step, int | float) or not math.isfinite(step):
         return 1
     digits = abs(int("".join(map(str, Decimal(repr(step)).as_tuple().digits)))) or 1

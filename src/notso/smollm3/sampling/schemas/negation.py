@@ -17,7 +17,7 @@ AUTOMATON_STEPS = 5_000
 
 MAX_EXCLUDED_STRINGS = 100
 MAX_EXCLUDED_LENGTH = 100
-"""With more or longer strings, the complement would be too large."""
+"""A complement of more or longer strings would be too large."""
 
 _BOUNDS = {  # bound: (type, bound of the complement)
     "minimum": ("number", "exclusiveMaximum"),
@@ -57,7 +57,7 @@ def all_of(schemas: Iterable[Schema]) -> Schema:
 
 
 def all_types_but(types: Iterable[str]) -> Schema:
-    """Return the schema of all other types. "integer" does not count as a type."""
+    """Return a schema of all types except `types`; "integer" is not a type here."""
     left = [name for name in TYPES if name not in set(types)]
     return {"type": left} if left else False
 
@@ -238,7 +238,8 @@ class Negation:
         return any(self.are_disjoint(_properties(mine, name), _properties(theirs, name)) for name in names)
 
     def _conjuncts(self, schema: Schema) -> list[dict[str, Any]] | None:
-        # Also adds the references to `_following`.
+        # Returns the schemas that a value must satisfy together: the schema and the targets of `allOf` and `$ref`, or
+        # None if one is False. References that are followed are added to `_following`.
         found: list[dict[str, Any]] = []
         left = [schema]
         while left:

@@ -1,7 +1,8 @@
 """Conversion of regular expressions in schemas (ECMA-262) to the dialect of llguidance (that of Rust's regex crate).
 
-A pattern is parsed with the flag `u`, as JSON Schema recommends, or if it is valid only without the flag, according to
-Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning in the other dialect.
+A pattern is parsed with the flag `u`, as JSON Schema recommends. If it is valid only without the flag, it is parsed
+according to Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning in the other
+dialect.
 Backreferences are rejected. Lookaheads are eliminated with automata (see automata.py). In this folder, "the library" is
 llguidance.
 """
@@ -34,10 +35,10 @@ from notso.smollm3.sampling.schemas.automata import (
 MAX_NESTED = 64
 FEW_REPEATS = 4
 MAX_SHORTEST = 200
-"""`shortest_match` treats a longer minimum length like this one."""
+"""Longest minimum length in `shortest_match`; longer ones are treated like this one."""
 
 MAX_REPEATS = 100_000
-"""The library's limit."""
+"""The library's limit on the counts of repetitions."""
 
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
@@ -316,7 +317,7 @@ class _Reader:
 
     @property
     def found_whole(self) -> Node:
-        """The same up to the end of the text, for use in a lookahead."""
+        """Like `found`, but up to the end of the text, for lookaheads."""
         return Sequence((self.found, Assertion("$")))
 
     def read(self) -> None:

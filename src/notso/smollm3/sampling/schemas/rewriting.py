@@ -134,7 +134,7 @@ def _pointed(document: Any, pointer: str) -> Any:
 
 
 MAX_ARRANGEMENTS = 130
-"""Maximum arrangements that `uniqueItems` is rewritten to."""
+"""Maximum number of alternative arrays that `uniqueItems` is rewritten to."""
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -143,7 +143,7 @@ CONTAINED_WITHIN = 4
 
 
 def containing(item: Schema, least: int) -> Schema:
-    """Return a schema of arrays that have `item` among the first few items or, if `least` > 1, begin with so many."""
+    """Return a schema of arrays with `item` among the first few items or, if `least` > 1, as the first `least`."""
     places = [range(least)] if least > 1 else [range(at, at + 1) for at in range(CONTAINED_WITHIN)]
     arrays = (
         {
@@ -247,7 +247,7 @@ class SchemaRewriter:
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._spend)
         self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
-        self._left_open: dict[int, str] = {}  # pointers of each `oneOf` with options that may overlap
+        self._left_open: dict[int, str] = {}  # by id of its options: pointer of a `oneOf` with overlaps
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0

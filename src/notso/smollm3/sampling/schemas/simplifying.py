@@ -28,8 +28,9 @@ class ObjectCloser:
     and refer to an open copy of the definition.
     """
 
-    # declared: ids of the `properties` that declare properties, rather than test them in a condition. negation: uses
-    # the open definitions. refusal: returns the error for a `oneOf` with options that overlap.
+    # declared: ids of the `properties` that declare properties, rather than test them in a condition.
+    # negation: resolves references to the open definitions.
+    # refusal: returns the error for a `oneOf` with options that overlap.
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class ObjectCloser:
 ONE = ("items", "additionalProperties")
 MANY = ("anyOf", "allOf", "oneOf", "prefixItems")
 NAMED = ("properties", "patternProperties")
-"""Keywords with a schema, a list of schemas, or a mapping of names to schemas."""
+"""Keywords with a schema (ONE), a list of schemas (MANY), or a mapping of names to schemas (NAMED)."""
 
 VALUES = frozenset(
     (
@@ -215,14 +216,14 @@ any year. Host names cannot have adjacent hyphens, which would start an encoded 
 """
 
 MAX_PATTERN_PROPERTIES = 32
-"""Maximum per object, because the library intersects all of its patterns with each other."""
+"""Maximum patterns per object, because the library intersects all patterns of an object with each other."""
 
 _KINDS = frozenset((*TYPES, "integer"))
 _PLAIN = {
     "array": frozenset(("type", "items", "minItems", "maxItems")),
     "object": frozenset(("type", "properties", "required", "additionalProperties")),
 }
-"""Schemas with only these keywords are intersected."""
+"""Schemas of a type are intersected only if they have no keywords besides these."""
 
 
 class Simplifier:
