@@ -159,7 +159,7 @@ def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
 def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
     """Parse a request to OpenAI's APIs, replacing its files by their text.
 
-    Each quoting field (see `has_quoting_fields`) can quote any file, or the user's last message under the name "prompt".
+    Quoting fields (see `has_quoting_fields`) may quote these files, and the user's last message as "prompt".
     """
     asked = parse(with_texts(body, files))
     if not has_quoting_fields(asked.options):
