@@ -1,4 +1,5 @@
-"""Documents in prompts: whole, at the head, if they fit the context, else as passages in the last question.
+"""Documents in prompts: if they fit the context, they are inserted whole before the first question (the head of the
+prompt), otherwise as passages before the last question.
 
 In a project, the head consists of its documents and instructions, and documents attached to questions stay in the
 questions. A head is the same in every chat that begins with its documents: it precedes everything that differs between
@@ -214,7 +215,7 @@ async def _passages(
 def _with_neighbors(
     hits: Sequence[PassageHit], texts: Mapping[str, DocumentText], most_tokens: int, engine: ChatEngine | None
 ) -> set[tuple[str, int]]:
-    # The hits, then the passages next to them while there is space.
+    # Returns the hits and, while there is space, the passages next to them.
     found = [(hit.document.id, hit.number) for hit in hits]
     beside = [(each, number + step) for each, number in found for step in (1, -1)]
     chosen: set[tuple[str, int]] = set()

@@ -1,6 +1,6 @@
 """JSON serialization between front end and engine, derived from type hints.
 
-Fields with their default are omitted. NaN is sent in Python's notation, because both ends run this code.
+Fields with their default value are omitted. NaN is sent in Python's notation, because both ends run this code.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ ERRORS: dict[str, type[NotsoError]] = {
     )
 }
 """Errors restored as their own class; others become the nearest base class."""
+# Attributes of errors that are sent.
 _TOLD = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
 METHODS = frozenset(
