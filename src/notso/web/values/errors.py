@@ -49,7 +49,7 @@ class AddressInUseError(WebError):
 class QuotaError(WebError):
     """A key's remaining quota is insufficient."""
 
-    draft: str = ""  # as in StorageError
+    draft: str = ""  # the user's text, to be shown again
 
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class QuotaError(WebError):
 
 
 class SignInError(WebError):
-    """Sign-in failed. The message may be shown."""
+    """Sign-in failed."""
 
 
 class ToolError(WebError):
