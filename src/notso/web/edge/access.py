@@ -99,8 +99,8 @@ def peer_of(request: Request) -> str:
 
 
 def cookie_name(request: Request, name: str = COOKIE) -> str:
-    """Append the request's port to a cookie name."""
-    # Two servers on one host must not overwrite each other's cookie; servers behind one proxy share its port.
+    # The request's port is appended, because two servers on one host must not overwrite each other's cookie. Servers
+    # behind one proxy share its port.
     _, colon, port = request.headers.get("host", "").rpartition("]")[2].rpartition(":")
     return f"{name}_{port}" if colon and port.isascii() and port.isdecimal() else name
 

@@ -225,12 +225,11 @@ class Lane:
 
 
 class ClientConnection(H11Protocol):
-    """uvicorn's protocol with two timeouts and a connection limit.
+    """uvicorn's protocol with two timeouts and a connection limit."""
 
-    The header timeout runs from the connection, or from the first byte of a later request, until the headers are
-    complete; trickling bytes do not reset it. The send timeout runs while the client leaves data unread, also after the
-    response and during closing. When it expires, the connection is reset and its buffers are freed.
-    """
+    # The header timeout runs from the connection, or from the first byte of a later request, until the headers are
+    # complete; trickling bytes do not reset it. The send timeout runs while the client leaves data unread, also after
+    # the response and during closing. When it expires, the connection is reset and its buffers are freed.
 
     def __init__(
         self,

@@ -353,7 +353,7 @@ class EngineHost:
         return None
 
     async def _close_one(self, others: list[ServedModel], wanted: ServedModel) -> None:
-        """Close the engine that has been idle longest, or the first to become idle."""
+        # Closes the engine that has been idle for the longest time, or the first one to become idle.
         while wanted.state == "loading":
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:

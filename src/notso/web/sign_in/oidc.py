@@ -202,7 +202,7 @@ class OidcProvider:
 
 
 class _Bounded(httpx2.AsyncBaseTransport):
-    """Rejects responses that are compressed or too long for a provider."""
+    # Rejects responses that are compressed or too long for a provider.
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner

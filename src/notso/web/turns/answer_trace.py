@@ -79,7 +79,6 @@ class TraceRecorder:
         self.trace = replace(self.trace, runs=(*self.trace.runs, run), tries=tries)
 
     def take(self, event: Event) -> None:
-        """Record an event of the engine."""
         match event.kind:
             case "started":
                 self._change(origin=event.origin, limit=event.limit)

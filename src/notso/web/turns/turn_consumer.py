@@ -197,7 +197,7 @@ class TurnConsumer:
         return await self._follow_engine()
 
     def _go_on(self, recorder: TraceRecorder, running: RunningRequest) -> None:
-        """Send the last run again, with its tokens so far."""
+        # Sends the last run again, with its tokens so far.
         run, message = recorder.last, self._replaying or self.turn.message
         self._replaying, self.running = message, running
         request = request_of(run, self.turn.request, message, keep_thinking=self.turn.keep_thinking)

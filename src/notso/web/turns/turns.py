@@ -112,7 +112,6 @@ class Turns:
 
     @property
     def marks(self) -> Mapping[str, Mark]:
-        """State of each chat with an unfinished turn."""
         return self._marks
 
     def _mark(self, turn: Turn) -> None:
@@ -207,7 +206,6 @@ class Turns:
         self.stop_chat_here(owner, chat_id)
 
     def stop_chat_here(self, owner: str, chat_id: str) -> None:
-        """Stop an owner's chat in this process."""
         for generation_id, consumer in list(self._consumers.items()):
             turn = consumer.turn
             if turn.message.chat_id == chat_id and turn.request.options.owner == owner:

@@ -67,7 +67,6 @@ UNITS: dict[str, tuple[str, ...]] = {
 
 
 def separators(code: str) -> tuple[str, str]:
-    """Return a language's thousands separator and decimal mark."""
     return SEPARATORS.get(code, SEPARATORS["en"])
 
 
@@ -200,7 +199,6 @@ def isolated(figure: str) -> str:
 
 
 def direction() -> str:
-    """Return the writing direction of the current language, as HTML's `dir`."""
     return "rtl" if language.get() in RIGHT_TO_LEFT else "ltr"
 
 

@@ -173,7 +173,7 @@ class _Run:
             await asyncio.wait(tasks)
 
     async def _watch(self) -> None:
-        """Renew the lease until the batch is canceled, late or lost."""
+        # Renews the lease until the batch is canceled, late or lost.
         while True:
             batch = await self._records.renew_batch(self._batch.id, self._holder, _now_ms())
             self._lost = batch is None

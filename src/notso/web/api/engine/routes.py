@@ -77,7 +77,7 @@ class _Prepared:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """State of one connection, replaced when the session reconnects."""
+    # State of one connection, replaced when the session reconnects.
 
     news: asyncio.Event = field(default_factory=asyncio.Event)
     sent: dict[int, int] = field(default_factory=dict)

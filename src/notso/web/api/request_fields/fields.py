@@ -61,7 +61,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _as_utf8(body: bytes) -> bytes:
-    """Convert UTF-16 or UTF-32 to UTF-8, without byte order mark and final NUL."""
+    # Converts UTF-16 or UTF-32 to UTF-8, without byte order mark and final NUL.
     try:
         return decode_text(body).encode()
     except NotTextError as error:

@@ -252,7 +252,6 @@ def replayed(submission: Submission, left: OpenResponse | None) -> Submission:
 
 
 def left_response(request: Request) -> OpenResponse | None:
-    """Return the response that a request continues, if any."""
     left: OpenResponse | None = request.scope.get(LEFT)
     return left
 

@@ -310,7 +310,7 @@ class EngineLink:
                     self._changed.wait_for(lambda: self._closed, max(0.0, again - time.monotonic()))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the stream's lines. Raises one of FAILURES, EngineError or ValueError."""
+        # Yields the stream's lines. Raises one of FAILURES, EngineError or ValueError.
         connection = self._connect(SILENCE_SECONDS)
         try:
             with self._changed:

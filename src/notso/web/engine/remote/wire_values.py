@@ -230,7 +230,7 @@ def _dataclass(kind: type) -> Unpack:
 
 
 class _Later:
-    """Defers lookup for types that contain themselves."""
+    # Defers the lookup of a type, because types may contain themselves.
 
     def __init__(self, hint: Any) -> None:
         self._hint = hint
