@@ -213,7 +213,7 @@ class KeyRing:
                     break
             if caller is not None:
                 return caller
-            # An open server ignores all other keys, because client libraries insist on sending one.
+            # A server without a key ignores all but issued keys, because client libraries insist on sending a key.
             if not self.open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in shown)):
                 return None
         if self.open:
@@ -301,7 +301,7 @@ def operator_only(audit: str = "") -> Any:
 
 
 def audited(action: str) -> Any:
-    """Mark a route as written to the audit log. Actions never contain content or chat ids."""
+    """Record a route's requests in the audit log. Actions never contain content or chat ids."""
     return Depends(Mark(audit=action))
 
 

@@ -40,7 +40,7 @@ PASSAGES_FOLLOW = "Passages of {documents} that mention words of the question:"
 
 @dataclass(frozen=True, slots=True)
 class PromptDocuments:
-    """Additions of a branch's documents to its prompt.
+    """What the documents of a chat's branch add to its prompt.
 
     `head` precedes the first question; `scope`, `reading` (an id) and `day` identify it for the engine; `behind`
     follows it. `texts`: documents attached to later questions, by id. `passages` precedes the last question.
@@ -102,7 +102,7 @@ async def prompt_documents(
     engine: ChatEngine | None = None,
     project: Library | None = None,
 ) -> PromptDocuments:
-    """Return the additions of a branch's documents, and its project's, to its prompt.
+    """Return what the documents of a chat's branch and of its project add to the prompt.
 
     `above`: attachments of messages that precede `line`. The engine, if any, counts tokens.
     """

@@ -13,8 +13,6 @@ from notso.web.turns.turn_log import TurnLog
 
 @dataclass(eq=False)
 class Turn:
-    """A turn from admission to completion."""
-
     message: StoredMessage  # as last saved; if it contains a part of the answer, that part is continued
     request: Request  # asks for the whole answer
     offer: ToolOffer | None = None

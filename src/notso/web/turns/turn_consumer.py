@@ -158,7 +158,7 @@ class TurnConsumer:
         await self._finish()
 
     async def _follow_engine(self) -> bool:
-        # Returns at the end of the engine request, whether it ended with tool calls.
+        # Waits for the end of the engine request. Returns True if it ended with tool calls.
         while not self._ended:
             await self._wake.wait()
             self._wake.clear()

@@ -17,7 +17,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Maximum use of one request."""
+    """Maximum tokens of one request."""
 
     prompt_tokens: int
     answer_tokens: int  # 0: the prompt is processed, but nothing generated

@@ -1,4 +1,4 @@
-"""Runs batches. Their leases are kept in the database, so that any replica can continue an interrupted batch."""
+"""Runs batches. A lease in the database names the process that runs a batch; if it expires, another one continues."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BatchRunner:
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 while len(self._running) < MAX_BATCHES:
                     busy = [owner for owner, _ in self._running.values()]
-                    # If the store is not shared, leases in it are of an earlier process and count as expired.
+                    # If the store is not shared, leases in it belong to an earlier process and count as expired.
                     now_ms = _now_ms() if store.is_shared else 1 << 62
                     batch = await records.claim_batch(self._holder, busy, now_ms)
                     if batch is None:

@@ -343,7 +343,7 @@ async def _document(services: ApiServices, owner: str, library: Library, file_id
     for each in await services.shared.store.documents.some(owner, ids):
         if each.library_id == library.id:
             return each
-    # If the library already contained the same content, its document was kept, which has another id.
+    # If the library already contained the same content, no document was added; the existing one has another id.
     file = await services.shared.store.records.file(owner, file_id)
     if file is not None and file.size <= MAX_FILE_BYTES:
         parts = [part async for part in services.shared.store.records.content(owner, file_id)]

@@ -65,7 +65,7 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 PINNED_TTL = "1h"
-"""Cache breakpoints with this `ttl` pin the prompt before them on disk."""
+"""Cache breakpoints with this `ttl` pin the prompt up to them on disk."""
 BETWEEN_BLOCKS = "\n"
 PLACES = {"document": "document_index", "search_result": "search_result_index"}
 

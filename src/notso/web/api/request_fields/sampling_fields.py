@@ -172,7 +172,7 @@ def sampling_names(api: Api, within: str = "") -> dict[str, str]:
 
 
 def parameters_in(fields: BaseModel, api: Api) -> dict[str, Any]:
-    """Return a body's values by engine parameter. Raises ApiError (400) for aliases with different values."""
+    """Return the values in a body, keyed by engine parameter. Raises ApiError (400) for aliases that disagree."""
     given = {name: either(fields, *spelled) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
     for name, value in given.items():
         if PARAMETERS[name].is_list and value is not None:

@@ -37,7 +37,7 @@ class ApiRequest:
     fresh: bool = False  # do not use cached prompts
     keep: bool = False  # store the answer until deleted
     background: bool = False  # generate without a connection; the client polls by id
-    keep_stream: bool = False  # store the stream of a named conversation until its end
+    keep_stream: bool = False  # store the stream until its end; takes effect with X-Conversation-Id
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # field of a chat completion -> this API's field
     ignored: tuple[str, ...] = ()  # names of other ignored fields

@@ -167,7 +167,7 @@ class BackgroundResponses:
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 if is_shared:
                     await records.renew_open_responses(self._holder, _now_ms())
-                # If the store is not shared, leases in it are of an earlier process and count as expired.
+                # If the store is not shared, leases in it belong to an earlier process and count as expired.
                 until = _now_ms() if is_shared else 1 << 62
                 while not self._shared.stopping and (left := await self._claimed(until)):
                     self._known.add(left.id)

@@ -38,7 +38,7 @@ _HOLD_FILES = ("file_data", "file_id")
 _DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
-"""Parsed documents by `GivenFile.key`: the digest of their base64 text or the id of their stored file."""
+"""Parsed documents, keyed by `GivenFile.key`: the digest of their base64 text or the id of their stored file."""
 NO_FILES: Files = {}
 
 
@@ -146,7 +146,7 @@ def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
     """Replace the files in a request to OpenAI's APIs by their text."""
     if not files:
         return body
-    body = json.loads(json.dumps(body))  # changed below
+    body = json.loads(json.dumps(body))  # a copy, because it is modified below
     for part, param, file in _file_parts(body):
         each = files[_given(file, param).key]
         text = framed(_shown_name(file, each), each.text)

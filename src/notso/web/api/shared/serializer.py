@@ -114,7 +114,7 @@ PING_SECONDS = 15.0
 
 
 async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int, Event] | None]:
-    """Yield (choice number, event) to the end, None during silence. Raises ApiError (503) if the engine stops."""
+    """Yield (choice number, event), and None during silence. Raises ApiError (503) if the engine stops."""
     async for number, events in running.events(silence_s=PING_SECONDS):
         if not events:
             yield None

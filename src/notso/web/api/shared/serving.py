@@ -173,7 +173,7 @@ async def respond(
 ) -> Response:
     """Answer a request, whole or streamed. Raises ApiError only before the first byte.
 
-    Disconnecting stops the answer, unless it belongs to a named conversation or runs in the background.
+    Disconnecting stops the answer, unless X-Conversation-Id was sent or it runs in the background.
     """
     dropped: list[str] = []  # reported in a header with the ignored fields
     response = await _response(request, services, owner, asked, serializer_of, dropped)
@@ -341,7 +341,7 @@ async def events_of_choices(
 ) -> tuple[ModelInfo, list[list[Event]]]:
     """Run any number of choices, up to `max_num_seqs` at a time, and return the events of each.
 
-    Raises ApiError. Disconnecting stops them.
+    Disconnecting stops the choices. Raises ApiError.
     """
     working = asyncio.create_task(_in_groups(request, services, owner, asked))
     leaving = asyncio.create_task(_left(request))
