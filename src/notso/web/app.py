@@ -193,7 +193,7 @@ async def give_back() -> None:
 logger = logging.getLogger("notso.web")
 
 PAGE_THREADS = 2  # for templates only, so that pages do not wait for other chats' Markdown
-STOP_SECONDS = 1.0  # for stopped requests to end
+STOP_SECONDS = 1.0  # time for stopped requests to end
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -389,7 +389,7 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
-    # These count requests per key. Client addresses, which may be many, have counters of their own.
+    # These counters count requests per key. Client addresses, of which there may be many, have others.
     counters = counters_at(settings.valkey_url)
     ways = sign_in_ways(settings, plugins, access_store_of(settings, store), counters, exchange)
     requests.quotas = ways.accounts

@@ -147,7 +147,7 @@ class ChatServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        # Opened before the application starts: a busy or damaged directory is reported without uvicorn's traceback.
+        # The store is opened before the application starts, so that errors are reported without uvicorn's traceback.
         shared = self._notso_app.state.parts.shared
         await shared.store.open()
         try:

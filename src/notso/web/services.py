@@ -29,6 +29,6 @@ class Shared:
     leases: Leases | None = None  # reports failures of a shared database
     # Queue for page forms, independent of API work.
     forms: WorkLine = field(default_factory=lambda: WorkLine("notso-form"))
-    exchange: Exchange = field(default_factory=Alone)  # with other servers that share the database
+    exchange: Exchange = field(default_factory=Alone)  # messages between servers that share the database
     leaving: bool = False  # /health fails, but requests are still admitted
     stopping: bool = False  # no new requests are admitted

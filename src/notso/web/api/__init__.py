@@ -1,1 +1,1 @@
-"""HTTP APIs for programs: OpenAI, Anthropic, Ollama, llama.cpp and vLLM compatible."""
+"""HTTP APIs compatible with those of OpenAI, Anthropic, Ollama, llama.cpp and vLLM."""

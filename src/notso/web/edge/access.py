@@ -1,8 +1,8 @@
-"""Access control. Every route declares its audience with a mark; a route without one is not registered.
+"""Access control. Every route declares its audience with a mark: a dependency such as PUBLIC or GUARDED.
 
-Without a key or another sign-in method, the server listens on loopback only, and guarded routes are open to any request
-that passed the Host and cross-site guards. Otherwise a client sends a key as a bearer token or as `x-api-key`, and a
-browser exchanges it once for a random cookie or signs in by another method.
+Without an API key or another sign-in method, the server listens on loopback only, and guarded routes accept any request
+that passed the checks of `Host` and origin. Otherwise a client sends a key as a bearer token or as `x-api-key`. A
+browser exchanges the key once for a random cookie, or signs in by another method.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from notso.web.values.wording import words
 COOKIE = "notso_session"
 """Cookie name; `cookie_name` appends the port, because browsers share a host's cookies between its ports."""
 MAX_BROWSER_SESSIONS, MAX_SESSIONS_OF_MANY = 64, 10_000
-"""Maximum sessions with a single user and with many."""
+"""Maximum number of sessions if there is one user, and if there are several."""
 KEY_PREFIX = "notso-"
 """Prefix of issued keys."""
 SESSION_SECONDS = 30 * 86_400.0
@@ -64,7 +64,7 @@ NOBODY = Caller("nobody", "nobody")
 
 class SignIn(Protocol):
     async def __call__(self, request: Request) -> Caller | None:
-        """Return the caller, None if unknown. Must take bounded time and not raise."""
+        """Return the caller, or None if unknown. Must take bounded time and not raise."""
 
 
 class Keys(Protocol):
@@ -77,7 +77,7 @@ class Keys(Protocol):
 
 class Gate(Protocol):
     async def __call__(self, request: Request, caller: Caller) -> None:
-        """Count the request. Raises Problem (429) or StorageError."""
+        """Count the request against the caller's limits. Raises Problem (429) or StorageError."""
 
 
 PEER = "notso.peer"
@@ -99,8 +99,8 @@ def peer_of(request: Request) -> str:
 
 
 def cookie_name(request: Request, name: str = COOKIE) -> str:
-    """Append the request's port to a cookie name."""
-    # Two servers on one host must not overwrite each other's cookie; servers behind one proxy share its port.
+    # The request's port is appended, because two servers on one host must not overwrite each other's cookie. Servers
+    # behind one proxy share its port.
     _, colon, port = request.headers.get("host", "").rpartition("]")[2].rpartition(":")
     return f"{name}_{port}" if colon and port.isascii() and port.isdecimal() else name
 
@@ -114,11 +114,11 @@ class NeedsKey(HTTPException):
 
 @dataclass(slots=True)
 class _Session:
-    # Times are wall-clock seconds, so that time while suspended counts.
+    # Times are wall-clock seconds, so that the time during which the machine is suspended counts.
 
     began: float
     used: float
-    shared: float  # last written to the shared book
+    shared: float  # time of the last write to the SessionBook
     caller: Caller
 
     def over(self, now: float) -> bool:
@@ -126,6 +126,8 @@ class _Session:
 
 
 class SessionBook(Protocol):
+    # Storage of sessions and messages that all replicas share.
+
     async def remember(self, name: str, value: str, seconds: float) -> None: ...
 
     async def recall(self, name: str) -> str | None: ...
@@ -140,7 +142,7 @@ class SessionBook(Protocol):
 class KeyRing:
     """The server's key (as a hash), browser sessions, and sign-in methods.
 
-    Sessions in `book` are shared by servers with the same key. Changing `rules` invalidates sessions.
+    Servers with the same key and `rules` share the sessions in `book`.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class KeyRing:
         if self._book is not None:
             self._book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._sessions: dict[bytes, _Session] = {}
-        self._of_owners: dict[str, dict[bytes, None]] = {}  # oldest first
+        self._of_owners: dict[str, dict[bytes, None]] = {}  # digests of sessions by owner, oldest first
 
     @property
     def open(self) -> bool:
@@ -180,7 +182,7 @@ class KeyRing:
     async def new_session(self, caller: Caller = LOCAL) -> str:
         token = secrets.token_urlsafe(32)
         now = self._clock()
-        # Past the limit, the owner with the most sessions loses the oldest.
+        # Beyond the limit, the owner with the most sessions loses the oldest one.
         await self._share(_digest(token), self._add(_digest(token), _Session(now, now, now, caller)))
         return token
 
@@ -200,7 +202,7 @@ class KeyRing:
         return await self._keys.by_token(key)
 
     async def caller(self, request: Request) -> Caller | None:
-        """Return the authenticated sender, None if access is denied."""
+        """Return the authenticated sender, or None if access is denied."""
         if (inside := request.scope.get(INSIDE)) is not None:
             return cast(Caller, inside)
         if shown := _keys_shown(request):
@@ -211,7 +213,7 @@ class KeyRing:
                     break
             if caller is not None:
                 return caller
-            # An open server accepts any other key: client libraries require some key.
+            # A server without a key ignores all but issued keys, because client libraries insist on sending a key.
             if not self.open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in shown)):
                 return None
         if self.open:
@@ -259,7 +261,7 @@ class KeyRing:
                 del self._of_owners[session.caller.owner]
 
     async def _share(self, digest: bytes, session: _Session) -> None:
-        # Signed, so that write access to the book does not suffice to create a session.
+        # The entry is signed, so that write access to the book does not suffice to create a session.
         if self._book is not None:
             left = min(SESSION_IDLE_SECONDS, session.began + SESSION_SECONDS - session.used)
             text = json.dumps([session.began, *astuple(session.caller)])
@@ -299,7 +301,7 @@ def operator_only(audit: str = "") -> Any:
 
 
 def audited(action: str) -> Any:
-    """Mark a route as written to the audit log. Actions never contain content or chat ids."""
+    """Record a route's requests in the audit log. Actions never contain content or chat ids."""
     return Depends(Mark(audit=action))
 
 
@@ -364,8 +366,8 @@ def owner_of(request: Request) -> str:
 
 
 def _keys_shown(request: Request) -> list[str]:
-    # All distinct keys: every one must be valid, so that no header can override another. Other Authorization schemes
-    # are ignored, because proxies with Basic authentication forward them.
+    # Returns all distinct keys. Every one must be valid, so that no header can override another. Other Authorization
+    # schemes are ignored, because proxies with Basic authentication forward them.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")

@@ -1,4 +1,4 @@
-"""Access log: one record per request, with its id. engine/running.py logs one per generation."""
+"""Access log: one record per request, with its id. (engine/running.py logs one record per generation.)"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notso.web.values.request_id import HEADER, SCOPE_KEY, request_id, request_i
 
 log = logging.getLogger("notso.access")
 
-# Frequent and uninteresting while they succeed.
+# Frequent requests, which are logged only if they fail.
 _QUIET = ("/livez", "/health", "/v1/health", "/metrics", "/static/{path:path}", "/static")
 
 

@@ -127,7 +127,7 @@ class Door:
                 return
             except OSError as error:  # out of descriptors or memory
                 self._tell_trouble(error)
-                # At most half of the waiting ones: connections accepted just now get time to send.
+                # Evict at most half of the waiting connections, so that new ones have time to send.
                 for _ in range(min(self._coming_at_once, 1 + len(self._waiting) // 2)):
                     self.make_room()
                 loop.remove_reader(listener)
@@ -170,7 +170,7 @@ access_log = logging.getLogger("notso.access")
 
 HEADER_SECONDS = 10.0
 MAX_BYTES_AHEAD = 16 * 1024
-"""Limit for pipelined requests. Browsers and client libraries do not pipeline."""
+"""Limit for pipelined requests: those sent before the previous response. Browsers and client libraries send none."""
 
 LANE_SECONDS = 1.0
 MAX_UNSENT_BYTES = 64 * 1024
@@ -190,7 +190,7 @@ _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 def connection_of(scope: Scope) -> ClientConnection | None:
-    """Return a request's connection. None if it is closed or another server runs the application."""
+    """Return a request's connection, or None if it is closed or another server runs the application."""
     reference = scope.get("state", {}).get(_STATE_KEY)
     return cast("ClientConnection | None", reference()) if reference is not None else None
 
@@ -225,12 +225,11 @@ class Lane:
 
 
 class ClientConnection(H11Protocol):
-    """uvicorn's protocol with two timeouts and a connection limit.
+    """uvicorn's protocol with two timeouts and a connection limit."""
 
-    The header timeout runs from the connection, or from the first byte of a later request, until the headers are
-    complete; trickling bytes do not reset it. The send timeout runs while written data has not been read, also after
-    the response and during closing; then the connection is cut and its buffers are freed.
-    """
+    # The header timeout runs from the connection, or from the first byte of a later request, until the headers are
+    # complete; trickling bytes do not reset it. The send timeout runs while the client leaves data unread, also after
+    # the response and during closing. When it expires, the connection is reset and its buffers are freed.
 
     def __init__(
         self,
@@ -323,7 +322,7 @@ class ClientConnection(H11Protocol):
         self.transport.abort()
 
     def _bound_what_the_system_holds(self) -> None:
-        # The kernel's timeout comes after the send timeout, which is logged.
+        # The kernel's timeout is longer than the send timeout, because only the latter is logged.
         limit_unsent(self._socket, MAX_UNSENT_BYTES, int(2 * self._send_seconds))
 
     @property
@@ -342,7 +341,7 @@ class ClientConnection(H11Protocol):
             self._door.serves(self)
 
     def _waits_for_headers(self) -> bool:
-        # uvicorn creates a cycle once the headers are complete.
+        # uvicorn creates a cycle (of request and response) once the headers are complete.
         return self.cycle is None or self.cycle.response_complete
 
     def _start_header_timer(self) -> None:

@@ -1,7 +1,6 @@
 """API errors: a status and the API's error object, without traceback or echoed input.
 
-Inner middleware rejects requests as plain text; ApiEdge adds request ids and converts these errors to the format of
-the API.
+Other middleware rejects requests with plain text, which ApiEdge converts.
 """
 
 from __future__ import annotations
@@ -168,7 +167,7 @@ _CODES = {
 
 
 class ApiEdge:
-    """ASGI middleware around the middleware that rejects requests."""
+    """Outer ASGI middleware that converts plain-text errors of inner middleware to the API's format."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -39,7 +39,7 @@ def parse_form(body: bytes, *, most: int = MAX_FIELDS) -> dict[str, str]:
 
 
 def _text(quoted: bytes) -> str:
-    # Piece by piece: unquote_to_bytes takes a list entry per escape, many times the size of the body.
+    # Decode in pieces: unquote_to_bytes creates a list entry per escape, which takes many times the size of the body.
     pieces, at = [], 0
     while at < len(quoted):
         end = at + PIECE_BYTES

@@ -66,7 +66,7 @@ MOST_BYTES = 64 * MIB
 """Limit for all bodies being received or parsed: four imports of maximum size."""
 
 SMALL_SHARE = 4
-"""When the budget is used up, holders of less than this fraction may exceed it by the same amount: one import."""
+"""If the budget is used up, an owner with less than this fraction of it may exceed it by the fraction: one import."""
 
 COST = 12
 """Memory per body byte until the response starts: the body is gathered, copied, parsed and stored. Measured: a 13 MiB
@@ -98,8 +98,10 @@ class BodyGaveWayError(Exception):
 
 
 class Arrival:
+    # A request body that is being received.
+
     def __init__(self, budget: BodyBudget, holder: str, limit: int, deadline: float) -> None:
-        # owner, or address if unauthenticated
+        # The owner, or the client's address if unauthenticated
         self.holder = holder
         self.held = 0  # bytes counted against the budget
         self.since = 0.0  # when counting began
@@ -165,12 +167,12 @@ class BodyBudget:
         self._changed = asyncio.Event()
 
     async def hold(self, arrival: Arrival, size: int) -> None:
-        """Reserve `size` bytes in total. Raises BodyGaveWayError if evicted."""
+        """Raise the reservation of a body to `size` bytes. Raises BodyGaveWayError if evicted."""
         if arrival not in self._arriving:
             self._arriving[arrival] = None
             arrival.since = asyncio.get_running_loop().time()
         if not self._has_room(arrival, size):
-            # One at a time: with every waiter scanning all bodies, the cost would be quadratic.
+            # Only one body at a time looks for room: if every body scanned all others, the cost would be quadratic.
             async with self._line:
                 while not self._has_room(arrival, size):
                     await self._make_room(arrival)
@@ -211,7 +213,7 @@ class BodyBudget:
         now = asyncio.get_running_loop().time()
         late = [each for each in self._arriving if each.since + FAIR_SECONDS <= now]
         if late:
-            leaves = max(late, key=lambda each: self._held[each.holder])  # among equals the first, so the oldest
+            leaves = max(late, key=lambda each: self._held[each.holder])  # of equals, max() returns the oldest
             leaves.give_way()
             if leaves is arrival:
                 raise BodyGaveWayError
@@ -236,12 +238,12 @@ LARGER_BODIES = {
 }
 """Limits by exact path."""
 BODY_SECONDS = 60.0
-MAX_HEADER_BYTES = 16 * 1024  # with the request line
+MAX_HEADER_BYTES = 16 * 1024  # including the request line
 PIECE_BYTES = 64 * 1024
 """Bytes of a response per write, which the client must read within the send timeout."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Limit of all responses being sent in pieces: enough for any page and a few full exports."""
-RETRY_SECONDS = 5  # Retry-After when out of room: the bodies waiting now are evicted by then
+RETRY_SECONDS = 5  # Retry-After if there is no room; by then, the bodies that wait now have arrived or are evicted
 
 
 class RequestLimits:
@@ -308,8 +310,8 @@ class RequestLimits:
 class InPieces:
     """Sends large bodies in pieces and limits their total size.
 
-    Beyond the limit, connections that have not read for longest are dropped; one that keeps reading never is. The
-    connection's send timeout bounds a single stall.
+    Beyond the limit, the connections that have not read for the longest time are dropped, but never those that keep
+    reading. The connection's send timeout bounds a single stall.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -18,7 +18,7 @@ from notso.web.edge.errors import is_api
 
 WINDOW_SECONDS = 60
 MAX_ADDRESSES = 10_000
-# A larger jump resets the counters: otherwise, after the clock is set back an hour, a window would last an hour.
+# A larger jump of the clock resets the counters: otherwise, if it is set back by an hour, a window lasts an hour.
 CLOCK_JUMP_SECONDS = 5
 ELSEWHERE = "elsewhere"  # shared by all addresses beyond MAX_ADDRESSES
 REQUESTS, WRONG_KEYS = "requests", "wrong keys"

@@ -1,10 +1,9 @@
 """Host and cross-site checks and security headers, as ASGI middleware.
 
-They use the raw `Host` header and `scope["path"]`, never a URL built from both: a slash or question mark in `Host`
-makes the two differ, which has opened guarded routes in other servers.
+The checks use the raw `Host` header and `scope["path"]`, never a URL built from both: with a slash or question mark in
+`Host`, such a URL has another path, which has opened guarded routes in other servers.
 
-Also: cross-origin access to the API by origin rules (without cookies, and never to pages), and exceptions for Ollama's
-port.
+Origin rules allow cross-origin access to the API, without cookies and never to pages. Ollama's port has exceptions.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9_\-, ]{1,2048}")
 class CrossOriginAccess:
     """Answers preflights of allowed origins and adds CORS headers.
 
-    Credentials are never allowed, so that browsers withhold responses to requests with cookies. API keys travel in a
-    header.
+    Credentials are never allowed, so that browsers withhold responses to requests with cookies. API keys are sent in
+    other headers.
     """
 
     def __init__(self, app: ASGIApp, rules: Iterable[str] = ()) -> None:
@@ -212,7 +211,7 @@ def header_values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _origin_host(origin: str) -> str | None:
-    # Result is spelled as in `Host`.
+    # Returns the host as spelled in a `Host` header.
     try:
         parts = urlsplit(origin)
     except ValueError:

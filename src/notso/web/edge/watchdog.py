@@ -31,7 +31,7 @@ ABORT_TICKS = 5  # time for the process to end: its core file may be gigabytes l
 class Watchdog:
     """Watches one event loop. Call its methods on that loop.
 
-    If no process can be started, the server runs unwatched and logs it.
+    If no process can be started, the server runs unwatched and logs a warning.
     """
 
     _loop: AbstractEventLoop

@@ -19,7 +19,7 @@ LARGE_BYTES = 64 * 1024
 """Larger bodies and prompts are queued; smaller ones take milliseconds and run at once."""
 
 MOST_WAITING = 64
-"""Limit of waiting items. Their bodies count in the body budget, except for small ones, which this limits."""
+"""Limit of waiting items. It bounds the memory of small bodies, which the body budget does not count."""
 
 SMALL_THREADS = 4
 """Threads for small work, per queue, so that a blocked thread does not delay other queues."""
@@ -28,7 +28,7 @@ RETRY_SECONDS = 5
 
 
 class WorkLine:
-    """Fair queue between owners with a length limit. Use on the event loop only."""
+    """Queue with a length limit, in which owners take turns. Use on the event loop only."""
 
     def __init__(self, name: str, most_waiting: int = MOST_WAITING, at_once: int = 1) -> None:
         self._queue = FairQueue(name, at_once)
@@ -49,7 +49,7 @@ class WorkLine:
 
     async def work(self, work: Callable[[], T]) -> T:
         """Run in the queue's thread, within a turn."""
-        # Otherwise the C library would keep the freed memory.
+        # Afterwards, freed memory is returned to the system, because the C library would keep it.
         return await self._queue.work(lambda: _then_give_back(work))
 
     async def run(self, work: Callable[[], T], size: int, owner: str) -> T:

@@ -65,7 +65,8 @@ class Downloads:
         self._current: Download | None = None
         self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
-        self._again: Callable[[], None] | None = None  # callback of a resumption that waits for the stop
+        # The `arrived` callback of a download that was started again while it was stopping.
+        self._again: Callable[[], None] | None = None
 
     @property
     def current(self) -> Download | None:
@@ -87,7 +88,7 @@ class Downloads:
         stop_requested = threading.Event()
         run = _Run(self, file, stop_requested, arrived)
         thread = threading.Thread(target=run.run, name="notso-download", daemon=True)
-        thread.start()  # raises RuntimeError without a thread, before anything has changed
+        thread.start()  # raises RuntimeError if no thread can be started, before anything has changed
         self._thread, self._stop_requested, self._current = thread, stop_requested, Download(file, "checking")
 
     def _ended(self, end: Download) -> None:

@@ -28,8 +28,8 @@ from notso.web.values.fair_queue import WorkerThreads
 EngineState = Literal["unloaded", "loading", "ready", "failed", "stopped"]
 
 BesideSource = Callable[[int], ChatEngine]
-"""Loads an engine beside others planned to occupy this many bytes. Raises ModelError; OutOfMemoryError if it does not
-fit with the settings that it would have alone."""
+"""Loads an engine while other engines, planned to occupy this many bytes, are loaded. Raises ModelError, or
+OutOfMemoryError if it does not fit with the settings that it would have alone."""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,7 +42,7 @@ class ServedModel:
     key: str  # identifies the model in requests
     load: EngineSource
     load_beside: BesideSource | None = None
-    name: str = ""  # as listed; '' if it only has the file's own name
+    name: str = ""  # name in listings; '' if it has only the name in the file's metadata
     path: Path | None = None
     state: EngineState = "unloaded"
     info: ModelInfo | None = None  # kept while unloaded
@@ -51,7 +51,7 @@ class ServedModel:
     adapters: tuple[AdapterSource, ...] | None = None  # restored after unloading
     loads: int = 0  # number of loads so far
     users: int = 0  # requests that keep it loaded
-    leaving: bool = False  # accepts no more requests
+    leaving: bool = False  # accepts no more requests, because it will be unloaded
     idle_since: float = 0.0
     keep_alive_s: float | None = None  # from the last request, negative: unlimited; None: server's default
     expires: asyncio.TimerHandle | None = None
@@ -73,7 +73,7 @@ class ServedModel:
             self.path = Path(self.info.path).resolve()
 
     def with_adapters(self, load: EngineSource) -> ChatEngine:
-        """Load the engine and restore its adapters. Blocks. Raises like `load`."""
+        """Load the engine and restore its adapters. Blocks. Raises the errors of `load`."""
         engine = load()
         if self.adapters is None:
             return engine
@@ -200,7 +200,7 @@ class EngineHost:
 
     def switch(self, to: EngineSource | ServedModel) -> None:
         """Make another model the default; running requests continue."""
-        # Requests waiting for the default then wait for the new one.
+        # Requests that wait for the default model then wait for the new one.
         old = self.default
         if isinstance(to, ServedModel):
             self.default = to
@@ -269,7 +269,7 @@ class EngineHost:
             self._tell()
 
     def keep(self, served: ServedModel, seconds: float) -> None:
-        """Set the idle time until the next request, negative: unlimited."""
+        """Set the idle time before unloading (negative: unlimited), which the next request resets."""
         served.keep_alive_s = seconds
         self._count_down(served)
 
@@ -324,7 +324,7 @@ class EngineHost:
         finally:
             for each in self.models():
                 each.leaving = False
-        if served.state != "loading":  # superseded while loading
+        if served.state != "loading":  # another default was chosen while it was being loaded
             if engine is not None:
                 await self._in_thread(engine.close)
         elif engine is None:
@@ -353,13 +353,13 @@ class EngineHost:
         return None
 
     async def _close_one(self, others: list[ServedModel], wanted: ServedModel) -> None:
-        """Close the engine that has been idle longest, or the first to become idle."""
+        # Closes the engine that has been idle for the longest time, or the first one to become idle.
         while wanted.state == "loading":
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
                 await self._close(min(idle, key=lambda each: (each is self.default, each.idle_since)))
                 return
-            # Until then, none of them accepts requests.
+            # Until one of them is idle, none accepts requests.
             for each in others:
                 each.leaving = True
             await self._change()

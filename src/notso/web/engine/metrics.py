@@ -147,7 +147,7 @@ class RequestMetrics:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status = 500  # unless a response starts
+        status = 500  # if no response starts
 
         async def send_noted(message: Message) -> None:
             nonlocal status

@@ -18,7 +18,7 @@ from notso.web.values.wording import ordinal, translated, words
 FAMILY = "smollm3"
 """Fallback name of the default model, unless a file has that name. It is independent of the model's size."""
 LATEST = ":latest"
-"""Ollama clients' tag for the default version."""
+"""Tag by which Ollama's clients name the default version."""
 
 
 @dataclass(frozen=True, slots=True)

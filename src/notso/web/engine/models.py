@@ -1,6 +1,4 @@
-"""Model files on this machine, identified by keys that contain no path, and adapter files, which path checks confine
-to the operator's folder.
-"""
+"""Model files on this machine, identified by keys that contain no path, and adapter files in the operator's folder."""
 
 from __future__ import annotations
 
@@ -67,8 +65,7 @@ ModelLoader = Callable[[Path | None], ChatEngine]
 """Loads a model file, or the demo for None. Blocks; raises ModelError."""
 
 BesideLoader = Callable[[Path | None, int], ChatEngine]
-"""Loads an engine beside others planned to occupy this many bytes. Raises OutOfMemoryError if it does not fit with the
-settings that it would have alone."""
+"""Like `BesideSource`, for a model file, or the demo for None."""
 
 FileCheck = Callable[[Path | None], None]
 """Checks a file's headers. Raises NotsoError if the model cannot run."""
@@ -77,7 +74,7 @@ FileCheck = Callable[[Path | None], None]
 @dataclass(frozen=True, slots=True)
 class ModelRegistry:
     load: ModelLoader
-    folder: Path | None = None  # of the initial model, if given by path
+    folder: Path | None = None  # folder of the initial model, if that was given by path
     load_beside: BesideLoader | None = None  # None: one model at a time
     check: FileCheck | None = None  # rejects a file before other models are unloaded for it
 

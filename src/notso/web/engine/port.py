@@ -144,7 +144,7 @@ class ChatEngine(Protocol):
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """Prefill the stable part of a draft when idle. Raises like `submit`."""
+        """When idle, prefill the stable part of a prompt that is still being typed. Raises the errors of `submit`."""
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str: ...
 
@@ -171,7 +171,7 @@ class ChatEngine(Protocol):
     ) -> Mapping[str, Any]:
         """Return the receipt of an answer, given its seed (in `params`) and tokens (`options.replay`).
 
-        Raises like `submit`.
+        Raises the errors of `submit`.
         """
 
     def stats(self) -> EngineStats: ...

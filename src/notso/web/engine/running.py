@@ -1,6 +1,6 @@
 """Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation.
 
-The maximum use of a request with a quota is reserved before it starts.
+If its owner has a quota, the maximum number of tokens that a request may use is reserved before it starts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Submission:
     begin: Callable[[], Generation] | None = None  # submits what `engine` has prepared, once
 
     def to(self, engine: ChatEngine) -> Generation:
-        """Submit. May raise ModelError."""
+        """Submit to an engine. May raise ModelError."""
         if self.begin is not None and self.engine is engine:
             return self.begin()
         return engine.submit(self.prompt, self.params, self.options)
@@ -100,7 +100,7 @@ def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
 access_log = logging.getLogger("notso.access")
 
 Ask = Callable[[ChatEngine], Iterable[Generation]]
-"""Submits to an engine; may block and raise ModelError. Must be Submissions if the owner may have a quota."""
+"""Function that submits to an engine; may block and raise ModelError. Must be Submissions if there are quotas."""
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 OnEnd = Callable[[Usage | None, FinishReason | None], None]
 
@@ -196,7 +196,7 @@ class RunningRequest:
     async def begin(self, ask: Ask, off_loop: OffLoop | None = None, *, model: str | None = None) -> None:
         """Submit to the engine of `model`. No events follow if stopped meanwhile.
 
-        Raises what `ask`, `load` and `reserve` raise.
+        Raises the errors of `ask`, `load` and `reserve`.
         """
         try:
             off_loop = off_loop or self._among.host.submitters.run
@@ -205,7 +205,7 @@ class RunningRequest:
                 ask = await self.reserve(engine, ask, off_loop)
             if engine is not None and not self._stopped:
                 self._submitting = True
-                context = contextvars.copy_context()  # the engine logs in it
+                context = contextvars.copy_context()  # with the request id for the engine's log records
                 await off_loop(lambda: context.run(self._submit, engine, ask))
         except BaseException:
             self._submitting = False
@@ -252,7 +252,7 @@ class RunningRequest:
     ) -> AsyncIterator[tuple[int, list[Event]]]:
         """Yield (choice number, next events) until the end, and an empty list after `silence_s` of silence.
 
-        Events are batched at `pace_s`. Any number of readers may follow independently.
+        Events are batched over `pace_s`. Any number of readers may follow independently.
         """
         news = asyncio.Event()
         self._readers.add(news)
@@ -286,7 +286,7 @@ class RunningRequest:
             self._readers.discard(news)
 
     def stop(self, *, by_asker: bool = False) -> None:
-        """End the request. With `by_asker`, the text so far is the answer."""
+        """End the request. With `by_asker` (its sender stopped it), the text so far counts as the answer."""
         self.stopped_by_asker = self.stopped_by_asker or by_asker
         self._stopped = True  # first: generations submitted from here on stop themselves
         self._go_on()
@@ -389,7 +389,7 @@ class RunningRequests:
         self.host = host
         self.wakes = Wakes()
         self.at_end: list[Callable[[str, Usage | None], None]] = []  # receives each generation's owner and usage
-        self.quotas: Quotas | None = None  # reserves before each request and accounts its end
+        self.quotas: Quotas | None = None  # reserves tokens before each request and accounts for them at its end
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
         self._one_less = asyncio.Event()

@@ -1,1 +1,1 @@
-"""Replicas, servers that share a database: messages between them, and answers followed across them."""
+"""Replicas (servers that share a database): messages between them, and reading of each other's answers."""

@@ -29,13 +29,13 @@ class GrowingLog(Protocol):
     def finished(self) -> bool: ...
 
     def changes(self, after: int) -> Body:
-        """Return the changes after number `after`; -1: all."""
+        """Return the changes after number `after`, or all if it is -1."""
 
 
 class Exchange(Protocol):
     """Message exchange. Use on the event loop.
 
-    Only `claim`, `is_held` and stored values wait for another machine.
+    Only the coroutines wait for another machine.
     """
 
     @property
@@ -63,7 +63,7 @@ class Exchange(Protocol):
     async def claim(self, name: str, holder: str) -> str:
         """Claim a name until `release` or the end of this replica.
 
-        Returns '' or the current holder. If the others are unreachable, the claim is only local.
+        Returns '' on success, otherwise the current holder. If the others are unreachable, the claim is only local.
         """
 
     def release(self, name: str) -> None: ...
@@ -75,7 +75,7 @@ class Exchange(Protocol):
         """Store a value for all replicas, if reachable."""
 
     async def recall(self, name: str) -> str | None:
-        """Return a stored value; None if missing or unreachable."""
+        """Return a stored value, or None if it is missing or unreachable."""
 
     async def forget(self, name: str) -> None: ...
 

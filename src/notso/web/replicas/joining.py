@@ -1,4 +1,4 @@
-"""Construction of the exchange and counters from a URL; the only module that imports the Valkey client, on demand."""
+"""Creates the exchange and the request counters for a URL. Only this module imports the Valkey client, if needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_PORT = 6379
 
 
 def exchange_at(url: str | None) -> Exchange:
-    """Return the exchange; `Alone` for None. Raises SettingsError if the extra is missing or the URL invalid."""
+    """Return the exchange, `Alone` without a URL. Raises SettingsError if the extra is missing or the URL invalid."""
     if url is None:
         return Alone()
     try:

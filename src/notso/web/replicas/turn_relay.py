@@ -1,4 +1,7 @@
-"""Turns on several replicas: publishes local logs, copies remote ones for readers, and forwards user actions."""
+"""Turns (answers being generated in chats) on several replicas.
+
+Logs of local turns are published, those of remote turns are copied for readers, and user actions are forwarded.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from notso.web.values.errors import Problem, StorageError
 from notso.web.values.wording import words
 
 FIRST_SECONDS = 0.5
-"""Wait for a copy's first content, to avoid showing an empty answer."""
+"""Maximum wait for a copy's first content, to avoid showing an empty answer."""
 SILENT_SECONDS = 1.0
-"""Silence after which the database is asked whether the turn has ended."""
+"""After this time without changes, the database is queried to see whether the turn has ended."""
 UNREAD_SECONDS = 5.0
 """Time before an unread copy is dropped; a reader that reconnects within it finds the copy."""
 

@@ -221,7 +221,7 @@ class ValkeyExchange:
                 self._is_back()
 
     async def _flush(self) -> None:
-        # Sent in one round trip. After a failure everything is sent again; receivers tolerate repetition.
+        # Everything is sent in one round trip, and sent again after a failure; receivers tolerate repetition.
         told, names, ring = len(self._told), list(self._changed), self._ring
         self._changed.clear()
         pipe = self._client.pipeline(transaction=False)

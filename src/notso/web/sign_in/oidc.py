@@ -63,7 +63,7 @@ class OidcProvider:
     async def begin(self, browser: str) -> str:
         """Return the URL to send a browser to. Raises SignInError.
 
-        `browser` is the value of the cookie that identifies it on return.
+        `browser` is the value of the cookie that identifies the browser when it returns.
         """
         facts = await self._provider()
         began = f"{time.monotonic():.0f}"
@@ -97,7 +97,7 @@ class OidcProvider:
                 token = await client.fetch_token(
                     facts["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=verifier
                 )
-        except Exception as error:  # of any library: the provider is unreachable or rejects the code
+        except Exception as error:  # raised by any of the libraries if the provider is unreachable or rejects the code
             raise SignInError(f"the provider rejected the code ({type(error).__name__})") from None
         claims = await self._claims(str(token.get("id_token", "")), self._made("nonce", browser, began))
         return self._caller(claims)
@@ -202,7 +202,7 @@ class OidcProvider:
 
 
 class _Bounded(httpx2.AsyncBaseTransport):
-    """Rejects responses that are compressed or too long for a provider."""
+    # Rejects responses that are compressed or too long for a provider.
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner

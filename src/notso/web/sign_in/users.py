@@ -1,4 +1,4 @@
-"""Users by name: members of projects, and removal of a user with all stored data."""
+"""Looks up users by name, such as members of projects, and removes users with all stored data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, 
 
     Can be repeated after a failure. `by` appears in the audit log.
     """
-    if access is not None:  # first, so that nothing new arrives
+    if access is not None:  # first, so that no new data arrives
         await access.remove_owner(owner)
     await store.remove_owner(owner)
     if access is not None:

@@ -130,7 +130,7 @@ def sign_in_ways(
 
 
 def plugin_with_role(plugins: Plugins, name: str, setting: str) -> PluginProcess:
-    """Return an enabled plugin. Raises SettingsError otherwise."""
+    """Return a plugin by name. Raises SettingsError if it is not enabled."""
     process = plugins.find(name)
     if process is None:
         message = f"the plugin {name} has a role but is not enabled: add --plugin {name}"

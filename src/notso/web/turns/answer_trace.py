@@ -12,7 +12,7 @@ from notso.web.turns.prompt import next_request
 
 
 def traced(request: Request, generation_id: str | None) -> Request:
-    """Return the request with reporting of token ids and, if it has no seed, one derived from its generation's id."""
+    """Return a copy of the request that reports token ids and has a seed (by default, derived from the id)."""
     seed = request.params.seed
     if seed is None:
         seed = int.from_bytes(hashlib.sha256((generation_id or "").encode()).digest()[:8]) >> 1
@@ -36,7 +36,7 @@ def request_of(run: AnswerRun, whole: Request, message: StoredMessage, *, keep_t
 class TraceRecorder:
     """Records the trace of an answer during its generation.
 
-    `is_counted`: the trace already counts this process as a try, as always if it continues another process's answer.
+    `is_counted`: the trace already counts this process as a try. It does if another process began the answer.
     """
 
     def __init__(self, trace: AnswerTrace, *, is_counted: bool = False) -> None:
@@ -79,7 +79,6 @@ class TraceRecorder:
         self.trace = replace(self.trace, runs=(*self.trace.runs, run), tries=tries)
 
     def take(self, event: Event) -> None:
-        """Record an event of the engine."""
         match event.kind:
             case "started":
                 self._change(origin=event.origin, limit=event.limit)

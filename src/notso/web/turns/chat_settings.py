@@ -43,8 +43,8 @@ class ChatSettings:
     keep_thinking: bool = False  # keep earlier reasoning in the prompt
     raw_user_messages: bool = True  # show user messages as typed
     titles: bool = False  # let the model name new chats
-    speculative_prefill: bool = True  # prefill a draft when idle
-    memory: bool = True  # put the owner's memory into prompts
+    speculative_prefill: bool = True  # when idle, prefill the message that is being typed
+    memory: bool = True  # insert the owner's memory (facts to remember) into prompts
     when_full: WhenFull = "stop"
     compaction: Literal["off", "ask", "automatic"] = "ask"  # summarize older messages near the limit
     tools: str | None = None  # names separated by spaces
@@ -124,7 +124,7 @@ def shown_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
 
 
 def shown_defaults(settings: ChatSettings, of_model: Mapping[str, float] | None = None) -> dict[str, str]:
-    """Return the values that empty fields stand for. of_model: defaults of the model file."""
+    """Return the values that empty fields stand for. `of_model`: defaults of the model file."""
     sampling = settings.sampling.with_defaults(of_model or {})
     numbers = {each.name: _text(getattr(sampling, each.name)) for each in NUMERIC}
     return numbers | {name: _text(getattr(settings, name)) for name in ("system_prompt", *_OTHERS)}

@@ -1,4 +1,5 @@
-"""Documents in prompts: whole, at the head, if they fit the context, else as passages in the last question.
+"""Documents in prompts: if they fit the context, they are inserted whole before the first question (the head of the
+prompt), otherwise as passages before the last question.
 
 In a project, the head consists of its documents and instructions, and documents attached to questions stay in the
 questions. A head is the same in every chat that begins with its documents: it precedes everything that differs between
@@ -39,7 +40,7 @@ PASSAGES_FOLLOW = "Passages of {documents} that mention words of the question:"
 
 @dataclass(frozen=True, slots=True)
 class PromptDocuments:
-    """Additions of a branch's documents to its prompt.
+    """What the documents of a chat's branch add to its prompt.
 
     `head` precedes the first question; `scope`, `reading` (an id) and `day` identify it for the engine; `behind`
     follows it. `texts`: documents attached to later questions, by id. `passages` precedes the last question.
@@ -101,7 +102,7 @@ async def prompt_documents(
     engine: ChatEngine | None = None,
     project: Library | None = None,
 ) -> PromptDocuments:
-    """Return the additions of a branch's documents, and its project's, to its prompt.
+    """Return what the documents of a chat's branch and of its project add to the prompt.
 
     `above`: attachments of messages that precede `line`. The engine, if any, counts tokens.
     """
@@ -214,7 +215,7 @@ async def _passages(
 def _with_neighbors(
     hits: Sequence[PassageHit], texts: Mapping[str, DocumentText], most_tokens: int, engine: ChatEngine | None
 ) -> set[tuple[str, int]]:
-    # The hits, then the passages next to them while there is space.
+    # Returns the hits and, while there is space, the passages next to them.
     found = [(hit.document.id, hit.number) for hit in hits]
     beside = [(each, number + step) for each, number in found for step in (1, -1)]
     chosen: set[tuple[str, int]] = set()

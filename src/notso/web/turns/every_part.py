@@ -114,8 +114,8 @@ async def answer_of_parts(
 ) -> AsyncIterator[Event]:
     """Ask the parts, AT_ONCE at a time, and yield the events of the joined answer.
 
-    If every answer begins with a number, their sum follows. `opened` receives each request, for stopping it. Raises
-    what a request raises.
+    If every answer begins with a number, their sum follows. `opened` receives each request, so that it can be stopped.
+    Raises the errors of the requests.
     """
     room = asyncio.Semaphore(AT_ONCE)
     arrived: asyncio.Queue[tuple[int, list[Event]]] = asyncio.Queue()

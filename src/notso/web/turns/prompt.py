@@ -1,6 +1,6 @@
 """Conversion of a chat's visible branch to prompt messages.
 
-An answer with tool calls becomes several messages, or the next engine request.
+An answer with tool calls becomes several messages. An unfinished one is continued by the next engine request.
 """
 
 from __future__ import annotations

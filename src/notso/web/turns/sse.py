@@ -1,6 +1,6 @@
 """Server-sent events of a turn, and the change feed that keeps the browser tabs of an owner in sync.
 
-GET attaches without side effects, and disconnecting does not stop a turn. The feed is not stored.
+A GET request attaches to a turn without side effects, and disconnecting does not stop it. The feed is not stored.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ PING_SECONDS = 15.0
 
 
 def last_number(header: str | None) -> int | None:
-    """Parse `Last-Event-ID`. None if missing or malformed."""
+    """Parse `Last-Event-ID`. Return None if missing or malformed."""
     if header is None or not header.isascii() or not header.isdecimal() or len(header) > 15:
         return None
     return int(header)
@@ -137,8 +137,8 @@ def _written(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]
     update = log.since(place.number)
     begins, events = place.phase != update.phase, list[bytes]()
     if begins and place.phase is not None:
-        # Sent before the first words of the phase, so that the reasoning is collapsed while there is nothing below it
-        # that would move. It has the last number shown, because the update follows.
+        # This event is sent before the first words of the phase, so that the reasoning is collapsed while there is
+        # nothing below it that would move. It has the number of the last update shown, because the next one follows.
         events.append(_named("status", message_id, place.number, state=update.phase, label=update.label))
     news = announcement_html(update.phase, log.words) if begins else ""
     if place.number != update.number or place.phase is None:

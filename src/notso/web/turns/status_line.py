@@ -226,8 +226,8 @@ class StatusLine:
 SHORTEST_SHOWN_S = 1.0
 SLOWER_BY = 1.25
 DOUBLING_TOKENS = 16_384
-"""Token distance over which the cost doubles, assumed until two chunks are timed. The value is cautious, because an
-estimate may shrink but should not grow."""
+"""Number of tokens after which the cost per token doubles, assumed until two chunks are timed. The value is cautious,
+because an estimate may shrink but should not grow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class ToolCalls:
         self._round = uses[-1].round + 1 if uses and uses[-1].is_final else uses[-1].round if uses else 0
         self._answer: asyncio.Future[Permission] | None = None
         self._reply: asyncio.Future[Reply] | None = None
-        self._questions = 0  # of the call that runs
+        self._questions = 0  # number of questions asked by the running call
         self._telling = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
 
@@ -164,7 +164,7 @@ class ToolCalls:
         await self._tell(at, replace(use, state=outcome.state, result=outcome.text, duration_ms=outcome.duration_ms))
 
     async def _ask(self, at: int, use: ToolUse, offer: ToolOffer, tool: ChatTool) -> str:
-        # '': permitted; else the result for the model.
+        # Returns '' if the call is permitted, otherwise the result for the model.
         self._answer = asyncio.get_running_loop().create_future()
         try:
             await self._tell(at, use, use.id)
@@ -207,7 +207,8 @@ class ToolCalls:
         self._reply = self.question = self.asking = None
 
     async def _tell(self, at: int, use: ToolUse, waits_for: str = "", of: asyncio.Future[Reply] | None = None) -> None:
-        # Serialized: a question may arrive during the call's own updates. A withdrawn question is skipped.
+        # Updates are serialized, because a question may arrive during the call's own updates. A withdrawn question is
+        # skipped.
         async with self._telling:
             if of is self._reply or of is None:
                 self.uses[at] = use

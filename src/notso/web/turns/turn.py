@@ -1,4 +1,4 @@
-"""State of one turn."""
+"""State of a turn: the generation of one answer in a chat."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from notso.web.turns.turn_log import TurnLog
 
 @dataclass(eq=False)
 class Turn:
-    """A turn from admission to completion."""
-
-    message: StoredMessage  # as last saved; an answer in it is continued
+    message: StoredMessage  # as last saved; if it contains a part of the answer, that part is continued
     request: Request  # asks for the whole answer
     offer: ToolOffer | None = None
     keep_thinking: bool = False  # keep reasoning in the prompt after a tool call
@@ -27,8 +25,8 @@ class Turn:
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False  # by a user
     interrupted: bool = False  # by shutdown of the server or engine
-    is_taken_up: bool = False  # from another process
-    is_left: bool = False  # to the next process
+    is_taken_up: bool = False  # another process began it
+    is_left: bool = False  # the next process will continue it
 
     @property
     def id(self) -> str:

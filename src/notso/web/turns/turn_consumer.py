@@ -1,4 +1,4 @@
-"""Task that follows one turn: renders and saves what the engine generates and runs tool calls."""
+"""Task of one turn: renders and saves what the engine generates, and runs tool calls."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class TurnConsumer:
         for event in events:
             self._status_line.take(event, now)
             if self._recorder is not None and event.kind in ("started", "tokens", "usage", "end"):
-                # The start of a run and its first token count for MOST_TRIES, so they are saved soon.
+                # The start of a run and its first token change the count of tries, so they are saved soon.
                 self._save_soon = self._save_soon or event.kind == "started" or self._recorder.is_retrying
                 self._recorder.take(event)
             match event.kind:
@@ -158,7 +158,7 @@ class TurnConsumer:
         await self._finish()
 
     async def _follow_engine(self) -> bool:
-        """Return whether the engine request ended with tool calls."""
+        # Waits for the end of the engine request. Returns True if it ended with tool calls.
         while not self._ended:
             await self._wake.wait()
             self._wake.clear()
@@ -197,7 +197,7 @@ class TurnConsumer:
         return await self._follow_engine()
 
     def _go_on(self, recorder: TraceRecorder, running: RunningRequest) -> None:
-        """Send the last run again, with its tokens so far."""
+        # Sends the last run again, with its tokens so far.
         run, message = recorder.last, self._replaying or self.turn.message
         self._replaying, self.running = message, running
         request = request_of(run, self.turn.request, message, keep_thinking=self.turn.keep_thinking)
@@ -428,7 +428,7 @@ class TurnConsumer:
         self.turn.message, self.turn.trace = message, trace
         log.words = len(message.content.split())
         error = note if state == "failed" else None
-        if is_left:  # to the next process; this try does not count, because the answer did not crash the process
+        if is_left:  # the next process continues it; this try does not count, because the answer caused no crash
             message, trace = replace(message, state="running", renderer=0), trace and replace(trace, tries=0)
         if not await self._save_for_good(message, trace):
             state, error = "failed", words["failed_saving"]
@@ -459,7 +459,8 @@ class TurnConsumer:
         if self._failure is not None and self.turn.interrupted:  # the server is stopping and the engine hangs
             return "interrupted", ""
         if isinstance(self._failure, InvalidRequestError) and self._failure.param == "replay":
-            return "interrupted", ""  # another model, adapter or conversation: the Continue button continues the text
+            # The model, adapter or conversation has changed: only the Continue button can continue the text.
+            return "interrupted", ""
         if isinstance(self._failure, NotsoError):
             return "failed", translated(self._failure)
         if self._failure is not None:

@@ -1,7 +1,8 @@
 """Log of one turn that any number of readers can attach to, leave and resume.
 
-A reader names the last number it saw and gets everything after it as one update: closed blocks to append, the current
-open tails, and changed tool cards. No reader can miss or repeat a block, and a slow one delays only itself.
+A reader gives the number of the last update that it received, and gets all later changes as one update: closed blocks
+(which no longer change) to append, the current tails (open blocks), and changed tool cards. No reader can miss or
+repeat a block, and a slow one delays only itself.
 
 Readers are woken together, at most ten times a second and less often if there are many, so that an update can be
 encoded once for all of them.
@@ -21,9 +22,9 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between updates per reader. Encoding and sending take a part of this; the model has the rest."""
+"""Minimum seconds between two updates, per reader. Encoding and sending take a part of it; the model has the rest."""
 NUMBERS_OF_A_LOG = 1_000_000_000
-"""More numbers than a log uses: a log that continues it in another process starts at the next multiple."""
+"""More than any log's changes: a log that continues another one, in another process, starts at the next multiple."""
 CARD_MARK = "<!--tool-->"
 """Marks a card's place in stored HTML. Sanitized HTML contains no comments, so it cannot occur otherwise."""
 
@@ -56,7 +57,7 @@ class Update:
     label: str  # in the badge
     reasoning_label: str  # above the reasoning
     detail: str  # next to the moving dots
-    progress: Mapping[str, Stat]  # the same as numbers
+    progress: Mapping[str, Stat]  # the figures in `detail`, as numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class _Channel:
 
 
 class TurnLog:
-    """Written by one task on the event loop, read by many there; `number` counts changes.
+    """One task on the event loop writes it, and any number of tasks read it. `number` counts changes.
 
     A log that continues another one of the same turn starts at a higher `number`.
     """
@@ -207,7 +208,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, *said)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """Return the changes after number `after` for a copy, as JSON; -1: all."""
+        """Return the changes after number `after` (or all if it is -1) for a copy, as JSON."""
         return {
             "from": self._from,
             "closed": {

@@ -47,7 +47,7 @@ class Turns:
         card: Callable[[ToolUse], Card],
     ) -> None:
         self.at_start: list[Callable[[Turn], None]] = []
-        # finish reason: None if failed
+        # The finish reason is None if the turn failed.
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self.at_mark: list[Callable[[Turn], None]] = []
         # Forwards a call for a turn on another replica: method name, arguments. Returns False without other replicas.
@@ -79,8 +79,8 @@ class Turns:
         return frozenset(self._consumers) | frozenset(self._expected)
 
     def start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None = None) -> None:
-        """Start a stored turn as the admitted request."""
-        # In its own context, because the turn's work does not belong to the HTTP request that started it.
+        """Start a stored turn; `running` is its admitted request."""
+        # A turn has its own context, because its work does not belong to the HTTP request that started it.
         contextvars.copy_context().run(self._start, turn, running, prepared)
 
     def _start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None) -> None:
@@ -112,7 +112,6 @@ class Turns:
 
     @property
     def marks(self) -> Mapping[str, Mark]:
-        """State of each chat with an unfinished turn."""
         return self._marks
 
     def _mark(self, turn: Turn) -> None:
@@ -207,7 +206,6 @@ class Turns:
         self.stop_chat_here(owner, chat_id)
 
     def stop_chat_here(self, owner: str, chat_id: str) -> None:
-        """Stop an owner's chat in this process."""
         for generation_id, consumer in list(self._consumers.items()):
             turn = consumer.turn
             if turn.message.chat_id == chat_id and turn.request.options.owner == owner:

@@ -14,7 +14,7 @@ _BARE = re.compile(r"-?\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 
 
 def duration_s(text: str) -> float | None:
-    """Return a duration's seconds: -1 above MAX_SECONDS, None if invalid."""
+    """Return a duration in seconds, -1 if above MAX_SECONDS, or None if invalid."""
     text = text.strip()
     if _BARE.fullmatch(text):
         seconds = float(text)

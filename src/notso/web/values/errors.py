@@ -38,8 +38,6 @@ class UnsafeBindError(SettingsError):
 
 
 class AddressInUseError(WebError):
-    """The server cannot listen on the address."""
-
     def __init__(self, message: str, *, host: str, port: int) -> None:
         super().__init__(message)
         self.host = host
@@ -47,9 +45,7 @@ class AddressInUseError(WebError):
 
 
 class QuotaError(WebError):
-    """A key's remaining quota is insufficient."""
-
-    draft: str = ""  # as in StorageError
+    draft: str = ""  # the user's text, to be shown again
 
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
         super().__init__(message)
@@ -57,7 +53,7 @@ class QuotaError(WebError):
 
 
 class SignInError(WebError):
-    """Sign-in failed. The message may be shown."""
+    """Sign-in failed."""
 
 
 class ToolError(WebError):

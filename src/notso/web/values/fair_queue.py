@@ -116,7 +116,7 @@ class FairQueue:
             self._idle.set()
 
     def _next_owner(self) -> str | None:
-        # The owner with the least running work; among equals, the one waiting longest.
+        # Returns the owner with the least running work; among equals, the one that has waited longest.
         free = (owner for owner in self._waiting if self._running[owner] < self._most_of_one)
         return min(free, key=self._running.__getitem__, default=None)
 

@@ -11,7 +11,7 @@ STEP_ITEMS = 32
 """List members per step; other threads may run between steps."""
 
 MAX_DESCENT = 4
-"""Maximum depth of splitting: choices, a choice, its log probabilities, their list."""
+"""Maximum depth at which values are split, enough to reach the log probabilities in a response's choices."""
 
 Encode = Callable[[Any], str]
 

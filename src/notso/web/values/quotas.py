@@ -17,7 +17,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Maximum use of one request."""
+    """Maximum tokens of one request."""
 
     prompt_tokens: int
     answer_tokens: int  # 0: the prompt is processed, but nothing generated
@@ -25,7 +25,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Use held for one request."""
+    """Tokens reserved for one request."""
 
     id: str
     day: date
@@ -39,7 +39,7 @@ class Reservation:
 
 
 def granted(left: int, wanted: Sequence[Wanted]) -> list[int] | None:
-    """Return each answer's share of `left` tokens, equal ones if scarce; None if one would be empty."""
+    """Divide `left` tokens among the answers, equally if scarce. Return None if one would get none."""
     left -= sum(each.prompt_tokens for each in wanted)
     if left < sum(1 for each in wanted if each.answer_tokens):
         return None

@@ -64,7 +64,6 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def default_data_dir() -> Path:
-    """Return the platform's user data directory for this program."""
     return Path(platformdirs.user_data_dir("notso", appauthor=False))
 
 

@@ -77,8 +77,8 @@ def commands_of(place: Place) -> tuple[SlashCommand, ...]:
 class Shortcut(NamedTuple):
     """A key combination, with modifiers named as in KeyboardEvent; `Control` is Command on a Mac."""
 
-    # Keys without modifier apply outside of text input, or in an empty input (`where` is "empty"). No combination
-    # edits text on any system; Option with an arrow key or Enter does on a Mac.
+    # Keys without modifier apply outside of text input, or in an empty input (`where` is "empty"). The combinations do
+    # not edit text on any system, as Option with an arrow key or Enter would on a Mac.
     keys: str
     target: str = ""  # selector whose last match is clicked; '': handled by the input itself, and only listed
     where: str = "anywhere"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# Printable by category but invisible: Default_Ignorable_Code_Point, and blanks.
+# Characters that are printable by category but invisible: Default_Ignorable_Code_Point, and blanks.
 _IGNORABLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
 )

@@ -48,7 +48,7 @@ SEPARATORS: dict[str, tuple[str, str]] = {
 RIGHT_TO_LEFT = frozenset({"ar"})
 
 FAILURE = "failure_"
-"""Prefix of the error's code in keys of translated errors. The English text is where the error is raised."""
+"""Prefix of the keys of translated errors, before the error's code. English texts are where the errors are raised."""
 
 FOR_THE_MODEL = "tool_says_"
 """Prefix of strings that the model reads, which are never translated."""
@@ -67,7 +67,6 @@ UNITS: dict[str, tuple[str, ...]] = {
 
 
 def separators(code: str) -> tuple[str, str]:
-    """Return a language's thousands separator and decimal mark."""
     return SEPARATORS.get(code, SEPARATORS["en"])
 
 
@@ -165,7 +164,7 @@ def missing(code: str) -> list[str]:
 
 
 def translated(said: object) -> str:
-    """Return an error or its sentence in the current language; English where `failure_` and its code are missing."""
+    """Return an error or its sentence in the current language, or in English if there is no translation."""
     said = getattr(said, "sentence", said)
     code = getattr(said, "code", "")
     phrase = table(language.get()).get(f"{FAILURE}{code}") if code else None
@@ -200,7 +199,6 @@ def isolated(figure: str) -> str:
 
 
 def direction() -> str:
-    """Return the writing direction of the current language, as HTML's `dir`."""
     return "rtl" if language.get() in RIGHT_TO_LEFT else "ltr"
 
 

@@ -29,7 +29,7 @@ from notso.web.store.records import StoredFile
 router = APIRouter()
 
 MAX_NAME = 255
-MAX_PARTS, MAX_HEAD_BYTES = 16, 8192  # of a form
+MAX_PARTS, MAX_HEAD_BYTES = 16, 8192  # fields of a form, and bytes of a field's headers
 MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * 86_400  # seconds, as documented by OpenAI
 _NAMES = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 
@@ -137,7 +137,7 @@ def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[
     for part, value in _parts(kind, body):
         try:
             name, filename = str(part.get_param("name", "", header="content-disposition")), part.get_filename("file")
-        except (LookupError, ValueError):  # an unknown or wrong encoding
+        except (LookupError, ValueError):  # the headers name an unknown or wrong encoding
             raise invalid("file", "the headers of a form field cannot be read") from None
         if name == "file":
             found = _safe_name(filename), value

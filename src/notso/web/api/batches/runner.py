@@ -1,4 +1,4 @@
-"""Execution of batches, which are leased from the database, so that any replica can continue them."""
+"""Runs batches. A lease in the database names the process that runs a batch; if it expires, another one continues."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class BatchRunner:
         self._task = asyncio.create_task(self._look())
 
     async def close(self) -> None:
-        """Stop. The remaining lines are answered after the next start."""
+        """Stop running batches. Their remaining lines are answered after the next start."""
         tasks = [task for _, task in self._running.values()]
         for task in (*tasks, *([self._task] if self._task is not None else [])):
             task.cancel()
@@ -67,7 +67,7 @@ class BatchRunner:
         self._due.set()
 
     def stop(self, batch_id: str) -> None:
-        """Stop a canceled batch at once, if it runs here."""
+        """Stop a canceled batch at once, if this server is running it."""
         if (stopping := self._stopping.get(batch_id)) is not None:
             stopping.set()
         self.wake()
@@ -79,7 +79,7 @@ class BatchRunner:
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 while len(self._running) < MAX_BATCHES:
                     busy = [owner for owner, _ in self._running.values()]
-                    # A store that is not shared has no leases of other running processes.
+                    # If the store is not shared, leases in it belong to an earlier process and count as expired.
                     now_ms = _now_ms() if store.is_shared else 1 << 62
                     batch = await records.claim_batch(self._holder, busy, now_ms)
                     if batch is None:
@@ -173,7 +173,7 @@ class _Run:
             await asyncio.wait(tasks)
 
     async def _watch(self) -> None:
-        """Renew the lease until the batch is canceled, late or lost."""
+        # Renews the lease until the batch is canceled, late or lost.
         while True:
             batch = await self._records.renew_batch(self._batch.id, self._holder, _now_ms())
             self._lost = batch is None

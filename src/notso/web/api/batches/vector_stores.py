@@ -318,7 +318,7 @@ def _file_object(document: StoredDocument, file_id: str) -> dict[str, Any]:
 
 
 async def _file_content(services: ApiServices, owner: str, file_id: str, param: str) -> tuple[str, bytes]:
-    # Raises ApiError: 404 if unknown, 400 if it cannot be a document.
+    # Raises ApiError: 404 if the file is unknown, 400 if it cannot be a document.
     file = await found_file(services, owner, file_id, param)
     if file.purpose not in DOCUMENT_PURPOSES:
         raise invalid(param, f"{param} must be a file with purpose {' or '.join(DOCUMENT_PURPOSES)}")
@@ -343,7 +343,7 @@ async def _document(services: ApiServices, owner: str, library: Library, file_id
     for each in await services.shared.store.documents.some(owner, ids):
         if each.library_id == library.id:
             return each
-    # If the library already had the same content, the file's document has another id.
+    # If the library already contained the same content, no document was added; the existing one has another id.
     file = await services.shared.store.records.file(owner, file_id)
     if file is not None and file.size <= MAX_FILE_BYTES:
         parts = [part async for part in services.shared.store.records.content(owner, file_id)]

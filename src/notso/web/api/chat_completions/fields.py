@@ -366,7 +366,7 @@ class ChatRequest(ApiRequest):
     include_usage: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
-    raw_thinking: bool = False  # put the reasoning into the content within tags
+    raw_thinking: bool = False  # include the reasoning in the content, within tags
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -374,7 +374,7 @@ class ChatRequest(ApiRequest):
 
     @property
     def reasoning_mode(self) -> str:
-        """`think` or `no_think`; a flag in the system prompt overrides the request."""
+        """Return `think` or `no_think`. A flag in the system prompt overrides the request."""
         first = self.messages[0]
         fixed = thinking_set_by(first.content) if first.role == "system" else None
         return "think" if (self.options.thinking if fixed is None else fixed) else "no_think"
@@ -418,7 +418,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
-    # Clients send several spellings of one option; those given must agree.
+    # Clients spell these options in several ways; if a request contains several spellings, they must agree.
     options, reasoning, template = fields.thinking, fields.reasoning, fields.chat_template_kwargs
     switches = {
         "chat_template_kwargs": template.enable_thinking if template else None,
@@ -520,7 +520,7 @@ def _tool_choice(fields: ChatFields) -> ToolChoice:
             checked_choice("tool_choice", tool.function.name, names)
         choice = choice.allowed_tools.mode
     if choice is None or choice in ("none", "auto"):
-        return "auto"  # also without tools
+        return "auto"  # even if there are no tools
     return checked_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
 
 

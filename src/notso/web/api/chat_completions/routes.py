@@ -120,7 +120,7 @@ async def _streams(request: Request, services: ApiServices, owner: str) -> Resum
 
 
 class ChatSerializer:
-    """Writes chunks, one with the finish reason per choice, and [DONE]."""
+    """Writes chunks (the last one of each choice has its finish reason) and then [DONE]."""
 
     ping = PING
 

@@ -55,7 +55,7 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
 
 MAX_SCORED = 1_000_000
-"""Limit of prompt log probabilities per request, counted in characters or ids (an upper bound of the tokens)."""
+"""Maximum prompt log probabilities per request. Each character or id of the prompts is counted as a token."""
 DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 
 
@@ -104,7 +104,7 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest(ApiRequest):
-    texts: tuple[str, ...] = ()  # of the prompts; '' for token ids until `with_texts`
+    texts: tuple[str, ...] = ()  # text of each prompt; '' for token ids that `with_texts` has not decoded
     echo: bool = False
     include_usage: bool = False
     return_progress: bool = False
@@ -181,7 +181,7 @@ def _listed(given: list[str] | list[int] | list[list[int]]) -> Iterator[str | li
 
 
 def _check_prompts(prompts: object) -> None:
-    # Checked before pydantic validates, because its errors could refer to a different list type.
+    # Check lists before pydantic does, because its errors could refer to the wrong type of list.
     if not isinstance(prompts, list):
         return
     if any(isinstance(each, int) for each in prompts):
@@ -205,7 +205,7 @@ def _check_ids(name: str, ids: list[object]) -> None:
 
 
 class TextSerializer:
-    """Writes chunks, one with the finish reason per choice, and [DONE]."""
+    """Writes chunks (the last one of each choice has its finish reason) and then [DONE]."""
 
     ping = PING
 
@@ -278,7 +278,8 @@ class TextSerializer:
 
     def _sse_event(self, number: int, text: str, reason: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
         entry = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        unknown = {"usage": None} if self._asked.include_usage else {}  # until the last chunk, as in OpenAI's streams
+        # As in OpenAI's streams, a requested usage is null until the last chunk.
+        unknown = {"usage": None} if self._asked.include_usage else {}
         return data_event(self._head() | {"choices": [entry]} | unknown | more)
 
     def _head(self) -> dict[str, Any]:

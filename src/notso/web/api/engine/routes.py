@@ -1,6 +1,6 @@
-"""Routes of the engine API, and the sessions of front ends, which survive broken connections.
+"""Routes of the engine API, by which front ends (servers without a model) use this server's engine.
 
-The format may change with every release; the path contains the version.
+The wire format may change with every release; the path contains its version.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from notso.web.values.json_steps import json_bytes
 STOPPING = Sentence("the engine is stopping", "engine_stopping")
 HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
-"""Time without a connection before a session and its answers end; longer than a front end waits."""
+"""A session without a connection ends after this time, with its answers. Front ends give up earlier."""
 PREPARED_SECONDS = 10.0
 MOST_OPEN = 512
 MOST_PREPARED = 64
 MOST_SESSIONS = 256
 MOST_AT_ONCE = 256
-"""Limit of one answer's events per line, so that a resumed answer arrives in parts."""
+"""Maximum events of one answer per line; a resumed answer may need several lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class Asked:
 @dataclass(slots=True, eq=False)
 class _Answer:
     running: RunningRequest
-    begun: asyncio.Task[None] | None = None  # done once the engine has accepted or rejected it
+    begun: asyncio.Task[None] | None = None  # done once the engine has accepted or rejected the request
     generation: Generation | None = None
     stopped: bool = False
 
     def read(self, after: int) -> list[Event]:
-        # An answer that was stopped before the engine received it consists of its end only.
+        # An answer that was stopped before the engine received the request consists of an end event only.
         if self.generation is not None:
             return self.generation.read(after)
         is_over = self.begun is not None and self.begun.done() and not after
@@ -77,7 +77,7 @@ class _Prepared:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """State of one connection, replaced when the session reconnects."""
+    # State of one connection, replaced when the session reconnects.
 
     news: asyncio.Event = field(default_factory=asyncio.Event)
     sent: dict[int, int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class _Stream:
 
 
 class Session:
-    """State of one front end. Use on the event loop."""
+    """Answers of one front end, which survive a broken connection. Use on the event loop."""
 
     def __init__(self, among: FrontEnds) -> None:
         self._among = among
@@ -94,7 +94,7 @@ class Session:
         self._stream = _Stream()
         self._expires = asyncio.get_running_loop().call_later(
             SESSION_SECONDS, among.remove, self
-        )  # until the first connection
+        )  # canceled by the first connection
 
     @property
     def _open(self) -> int:
@@ -150,9 +150,10 @@ class Session:
                 answer.running.answer_now()
 
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
-        """Yield updates after the `read` events until a newer connection replaces this one.
+        """Yield lines of new events until a newer connection replaces this one.
 
-        Answers numbered up to `up_to` that the front end no longer lists are stopped.
+        `read` maps answer numbers to the counts of received events; answers in `pending` are being submitted.
+        Other answers numbered up to `up_to` are stopped.
         """
         self._expires.cancel()
         old, self._stream = self._stream, _Stream(sent=dict(read))
@@ -182,7 +183,7 @@ class Session:
             self._drop(number)
 
     def _line(self, stream: _Stream, **more: Any) -> bytes:
-        # Without news, the line is an empty heartbeat.
+        # If nothing has changed, the line is an empty object, which serves as a heartbeat.
         told: dict[str, Any] = dict(more)
         answers = {}
         for number, answer in self._answers.items():
@@ -203,7 +204,7 @@ class Session:
         return json.dumps(told).encode() + b"\n"
 
     def _ending(self, number: int, answer: _Answer, events: list[Event]) -> list[Event]:
-        # After its last event the request is closed, but kept for a while in case the line is lost.
+        # After the last event, the request is closed, but its events are kept for a while in case the line is lost.
         last = events[-1]
         if last.kind not in ("end", "error"):
             return events
@@ -263,7 +264,7 @@ class FrontEnds:
         self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
 
     async def load(self, running: RunningRequest) -> ChatEngine:
-        """Return the default engine, held by a request. Raises ModelError."""
+        """Return the default engine for a request. Raises ModelError."""
         engine = await running.load()
         if engine is None:
             raise EngineError(STOPPING)
@@ -296,7 +297,7 @@ class FrontEnds:
             self._watch()
 
     def _watch(self) -> None:
-        if not self._watching:  # an earlier session may have registered already
+        if not self._watching:  # otherwise, an earlier session has registered the callback
             self._watching = True
             self.services.shared.engine.when_changed(self._changed)
 
@@ -456,7 +457,7 @@ def _json(told: dict[str, Any], status: int = 200) -> Response:
 
 
 async def _answered(answer: Callable[[], Awaitable[Response]]) -> Response:
-    # Engine errors travel in the body; other statuses mean a protocol mismatch.
+    # Engine errors are sent in the body with status 200. Other statuses mean that the protocols do not match.
     try:
         return await answer()
     except NotsoError as error:

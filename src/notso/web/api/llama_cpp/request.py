@@ -58,7 +58,7 @@ from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.model_names import model_id
 
 SHOWN_RANDOM_SEED = 0xFFFFFFFF
-"""llama.cpp's value for a random seed per answer."""
+"""Value by which llama.cpp shows that each answer's seed is random."""
 _ORDER = (
     *("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma"),
     *("typical_p", "xtc_probability", "xtc_threshold", "repeat_last_n", "repeat_penalty", "presence_penalty"),
@@ -66,12 +66,12 @@ _ORDER = (
     *("dry_sequence_breakers", "mirostat", "adaptive_target", "adaptive_decay", "stop", "max_tokens", "n_predict"),
     *("n_keep", "n_discard", "ignore_eos", "logit_bias"),
 )
-"""Order of llama.cpp's parameters; others follow."""
+"""Order of the parameters in llama.cpp's responses; others follow."""
 _NOT_LLAMA_CPP = ("min_tokens", "stop_token_ids")
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:
-    """Return all parameters; unsupported samplers are shown as off."""
+    """Return all parameters under llama.cpp's names. Unsupported samplers are shown as off."""
     named = {
         next(iter(spelled)): list(value) if isinstance(value := getattr(params, name), tuple) else value
         for name, each in PARAMETERS.items()
@@ -184,11 +184,11 @@ TokenBias = tuple[Piece, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest(ApiRequest):
-    """A checked completion. Texts in `pieces` and `biases` are converted by `tokenized`."""
+    """A validated completion. `tokenized` converts the texts in `pieces` and `biases` to token ids."""
 
     pieces: tuple[tuple[Piece, ...], ...]
     biases: tuple[TokenBias, ...] = ()
-    texts: tuple[str, ...] = ()  # of the prompts, set by `tokenized`
+    texts: tuple[str, ...] = ()  # text of each prompt, set by `tokenized`
     n_predict: int = -1  # as requested; -1: unlimited
     n_probs: int = 0
     is_list: bool = False  # respond with a list
@@ -294,11 +294,11 @@ def _biases(given: Biases | None) -> Iterator[TokenBias]:
 
 
 NO_SLOT = -1
-"""`id_slot` of every answer, because answers have no slots."""
+"""Value of `id_slot` in all responses, because this server has no slots."""
 
 
 class NativeSerializer:
-    """Writes text pieces and one final event per choice with `stop` set; no event marks the stream's end."""
+    """Writes an event per piece of text and a final event with `stop` per choice. The stream has no end marker."""
 
     ping = PING
 

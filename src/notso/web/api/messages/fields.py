@@ -82,7 +82,7 @@ class ClearThinking(Fields):
 
     @property
     def kept_turns(self) -> int | None:
-        # None: all of them.
+        # Returns None if the reasoning of all answers is kept.
         if self.keep is None:
             return 1
         return self.keep.value if isinstance(self.keep, ThinkingTurns) else None
@@ -117,9 +117,9 @@ Applied = tuple[Mapping[str, Any], ...]
 def edited(
     messages: tuple[Message, ...], management: ContextManagement, count: Count
 ) -> tuple[tuple[Message, ...], Applied]:
-    """Apply the edits to a conversation; return it and the applied edits.
+    """Apply edits to a conversation; return the new conversation and the edits that had an effect.
 
-    `keep_reasoning` must be set already. Raises what `count` raises.
+    `count` counts prompt tokens; its errors are raised. `keep_reasoning` of the messages must be set already.
     """
     applied: list[Mapping[str, Any]] = []
     turns = sum(map(_is_thoughtless, messages[:-1]))
@@ -173,7 +173,7 @@ THREAD_ADVICE = "send the whole conversation, as Anthropic's client does automat
 
 
 MAX_DOCUMENT_CHARACTERS = 1 << 22
-MAX_BLOCKS = 4_096  # of a document
+MAX_BLOCKS = 4_096  # per document
 
 
 class CacheControl(Fields):

@@ -65,13 +65,13 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 PINNED_TTL = "1h"
-"""`ttl` of cache breakpoints that pin their prefix; other prefixes are cached like any prompt."""
+"""Cache breakpoints with this `ttl` pin the prompt up to them on disk."""
 BETWEEN_BLOCKS = "\n"
 PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
 
 def files_in(body: Mapping[str, Any]) -> Iterator[GivenFile]:
-    """Yield the PDF files of a request that may be invalid."""
+    """Yield the PDF and stored files of a (possibly invalid) request."""
     turns = body.get("messages")
     for at, turn in enumerate(turns if isinstance(turns, list) else ()):
         content = turn.get("content") if isinstance(turn, dict) else None
@@ -94,7 +94,7 @@ def _files(content: Any, param: str) -> Iterator[GivenFile]:
 
 
 def add_document(given: GivenDocuments, block: DocumentBlock | SearchResultBlock, files: Files) -> str:
-    """Number a document or search result; return its text in the prompt. Raises ApiError (400)."""
+    """Add a document or search result; return its text for the prompt. Raises ApiError (400)."""
     is_quoted = bool(block.citations and block.citations.enabled)
     kind = "search_result" if isinstance(block, SearchResultBlock) else "document"
     facts: dict[str, Any] = {"type": kind, "title": block.title}
@@ -152,7 +152,7 @@ def citation_of(given: GivenDocuments, mark: Mark) -> dict[str, Any] | None:
 
 
 def cited_text(given: GivenDocuments, block: TextBlock) -> str:
-    """Return an earlier text block as it was generated: preceded by its quotations."""
+    """Return an earlier text block as the model wrote it, with its quotations in front."""
     marks = []
     for each in block.citations or ():
         for kind, name in PLACES.items():
@@ -162,9 +162,9 @@ def cited_text(given: GivenDocuments, block: TextBlock) -> str:
     return " ".join([*marks, block.text])
 
 
-# Lines that change with every request and would prevent reuse of cached prompts: name -> pattern. A line is removed
-# only at the start of the system prompt and only if it matches completely. Quantifiers are possessive to rule out
-# backtracking, because clients control the text.
+# Patterns, by name, of lines that change with every request and would prevent the reuse of cached prompts. A line is
+# removed only at the start of the system prompt and only if it matches completely. Quantifiers are possessive to rule
+# out backtracking, because clients control the text.
 VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
     # Claude Code's version, launch mode and a checksum of the request, which differs every time.
     "x-anthropic-billing-header": re.compile(
@@ -200,7 +200,7 @@ FOUND_TOOL = "The tool {name} was found."
 class MessageRequest(ApiRequest):
     hides_reasoning: bool = False  # report that the model reasons, but not the text
     management: ContextManagement | None = None  # edits to apply
-    applied: Applied = ()  # applied edits
+    applied: Applied = ()  # edits that had an effect
     documents: GivenDocuments = field(default_factory=GivenDocuments)
 
     @property
@@ -208,7 +208,7 @@ class MessageRequest(ApiRequest):
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     def edited(self, engine: ChatEngine) -> MessageRequest:
-        """Apply the context edits. Raises like `count_tokens`."""
+        """Apply the context edits. Raises the errors of `count_tokens`."""
         if self.management is None or not self.management.edits:
             return self
         messages, applied = edited(
@@ -329,16 +329,16 @@ def _tools(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> tu
 
 def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
     if isinstance(choice, AutoChoice | NoChoice | None):
-        return "auto"  # also without tools
+        return "auto"  # even if there are no tools
     name = choice.name if isinstance(choice, ToolChoiceByName) else None
     return checked_choice("tool_choice", name, [tool.name for tool in offered])
 
 
 @dataclass(slots=True)
 class Pins:
-    """The last cache breakpoint of a conversation that pins its prefix, if any.
+    """The last cache breakpoint that pins a prefix of the conversation, if any.
 
-    `characters`: length of the breakpoint's message up to the breakpoint.
+    The breakpoint is after the first `characters` characters of `message`.
     """
 
     message: Message | None = None
@@ -415,7 +415,7 @@ def _user_message(turn: UserTurn, documents: GivenDocuments, files: Files, pins:
 
 
 def _assistant_message(turn: AssistantTurn, documents: GivenDocuments, keeps_reasoning: bool) -> Message:
-    # Reasoning stays in the prompt until its calls are answered, or longer on request.
+    # Reasoning stays in the prompt until its tool calls are answered, or longer if the request says so.
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]

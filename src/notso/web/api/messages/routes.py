@@ -80,7 +80,7 @@ STOP_REASONS: dict[FinishReason, str] = {
     "tool_calls": "tool_use",
 }
 CONTEXT_END = "model_context_window_exceeded"
-"""Stop reason of an answer cut off by the context before `max_tokens`."""
+"""Stop reason of an answer that fills the context before it reaches `max_tokens`."""
 
 BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
 

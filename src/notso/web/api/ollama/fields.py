@@ -57,7 +57,7 @@ RANDOM_SEED = -1
 MAX_OPTION_TEXT = 256
 MAX_CONTEXT = 1 << 18
 CONTEXT_MARK = 0x6E6F7401
-"""First number of a `context` from this server; Ollama's own consist of token ids."""
+"""First number of every `context` from this server. (Contexts from Ollama are lists of token ids.)"""
 
 
 Ignored = Annotated[bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None, Hint()]
@@ -68,11 +68,11 @@ class OptionFields(Fields):
     """Sampling and runtime options; the engine checks sampler ranges."""
 
     stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
-    # Values that would change the answer are rejected, except for the neutral one.
+    # Only neutral values are accepted, because others would change the answer.
     tfs_z: float | None = None
     mirostat: Literal[0] | None = None
     penalize_newline: Literal[True] | None = None
-    # Options for machine resources are ignored.
+    # Options that concern the machine's resources are ignored.
     num_ctx: Ignored = None
     num_keep: Ignored = None
     num_batch: Ignored = None

@@ -1,7 +1,6 @@
-"""Ollama's endpoints: chat, generate, discovery (version, models and capabilities, under Ollama's model names), and
-errors for unsupported endpoints.
+"""Ollama's endpoints: chat, generate, discovery (of version, models and capabilities) and errors for the others.
 
-Responses are JSON lines, the last one with `done` set, or one object.
+A response is a stream of JSON lines, the last one with `done` set, or a single object.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from notso.web.engine.models import Installed
 from notso.web.values.wording import words
 
 Kind = Literal["chat", "generate"]
-NANOSECONDS = 1_000_000  # in a millisecond
+NANOSECONDS = 1_000_000  # per millisecond
 MEDIA_TYPE = "application/x-ndjson"
 
 
@@ -84,7 +83,7 @@ class OllamaSerializer:
     async def finalise(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
-        # Counts, and log probabilities of tokens without visible text.
+        # The last line contains the counts, and the log probabilities of final tokens without visible text.
         yield self._line(self._piece() | self._untold | self._end())
 
     def failure(self, error: ApiError) -> bytes:
@@ -137,7 +136,7 @@ def _reason(choice: Choice) -> str:
 
 
 def _counts(choice: Choice) -> dict[str, int]:
-    # Token counts and nanoseconds; loading time is not counted.
+    # Token counts, and times in nanoseconds, which exclude loading the model.
     usage = choice.usage
     if usage is None:
         return {}
@@ -160,7 +159,7 @@ def _call(index: int, call: ToolCall) -> dict[str, Any]:
 
 
 LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
-"""Names as in Ollama's model library -> names in the other APIs."""
+"""Names in Ollama's model library -> names in the other APIs."""
 
 
 def plain_name(name: str | None, info: ModelInfo | None) -> str | None:
@@ -183,7 +182,7 @@ def tagged(name: str) -> str:
 discovery_router = APIRouter()
 
 API_VERSION = "0.13.0"
-"""Implemented version of Ollama's API, which clients compare with their minimum."""
+"""Version of Ollama's API that is implemented here. Clients may require a minimum version."""
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
 NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
@@ -325,7 +324,7 @@ def _modified(info: ModelInfo) -> str:
 
 
 def _main_format(tensors: Mapping[str, int]) -> str:
-    # The format of most weights.
+    # Returns the format of most weights.
     weights = {name: count for name, count in tensors.items() if name.upper() not in PLAIN_FORMATS} or tensors
     return max(weights, key=lambda name: weights[name], default="unknown").upper()
 

@@ -61,7 +61,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _as_utf8(body: bytes) -> bytes:
-    """Decode UTF-16, UTF-32, a byte order mark, or a final NUL."""
+    # Converts UTF-16 or UTF-32 to UTF-8, without byte order mark and final NUL.
     try:
         return decode_text(body).encode()
     except NotTextError as error:
@@ -120,8 +120,8 @@ Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, be
 class Fields(StrictFields):
     """Base of request bodies and their nested objects.
 
-    Unknown names are dropped; `hints_of` reports them. A name with a note on an unsupported field (in the validation
-    context) is rejected unless its value is null, false, '' or [].
+    Unknown names are dropped, and `hints_of` reports them. Names that the notes (the validation context) describe as
+    unsupported are rejected, unless the value is null, false, '' or [].
     """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
@@ -196,7 +196,7 @@ refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
 def hint(text: str, but: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
-    """Describe an ignored field: the reason, and values that are not ignored (`but`: in words, `done`: themselves)."""
+    """Describe an ignored field: `text` is the reason. The values in `done`, in words `but`, are not ignored."""
     return Note("hint", but, instead, text, done)
 
 
@@ -227,7 +227,7 @@ def depth(value: object) -> int:
 F = TypeVar("F", bound=BaseModel)
 
 _TELLING = {"extra_forbidden": 2, "too_short": 1}  # priority among errors at the same place
-_SHOWN_CHARACTERS = 80  # of a client's field name in errors
+_SHOWN_CHARACTERS = 80  # maximum length of a client's field name in errors
 
 
 def read_fields(kind: type[F], body: Mapping[str, Any], notes: Notes) -> F:
@@ -255,7 +255,7 @@ def check_depth(param: str, schema: object) -> None:
 def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> ApiError:
     # Messages are written here, because pydantic's may repeat the client's input.
     faults = error.errors(include_url=False, include_context=True, include_input=False)
-    # A union reports an error per alternative; the deepest belongs to the intended one.
+    # A union reports an error per alternative; the error at the deepest path belongs to the intended alternative.
     fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _TELLING.get(each["type"], 0)))
     path = _path(fault["loc"], body)
     param = ".".join(map(str, path))
@@ -299,7 +299,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
-    # pydantic's path also contains the names of tried types; only parts found in the body are kept.
+    # pydantic's path also contains the names of the types that it tried; only parts found in the body are kept.
     path: list[int | str] = []
     for part in location:
         in_list = isinstance(body, list) and isinstance(part, int) and part < len(body)
@@ -329,7 +329,7 @@ class Hint:
     """Marks a field as ignored (`Annotated[..., Hint()]`, outermost)."""
 
     done: tuple[Any, ...] = ()  # values that match the actual behavior
-    tells: bool = False  # describes the caller; accepted even with strict fields
+    tells: bool = False  # the field only describes the caller, and is accepted even with --strict-fields
 
 
 TELLS = Hint(tells=True)
@@ -424,7 +424,7 @@ def strict_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
 
 
 def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
-    """Return a choice of the tool `name`; None: of any tool. Raises ApiError (400) if unknown."""
+    """Return the choice of the tool `name`, or of any tool if it is None. Raises ApiError (400) if unknown."""
     if not names:
         raise invalid(param, f"{param} requires a tool call, but no tools are given")
     if name is None:

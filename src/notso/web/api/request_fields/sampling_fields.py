@@ -172,14 +172,14 @@ def sampling_names(api: Api, within: str = "") -> dict[str, str]:
 
 
 def parameters_in(fields: BaseModel, api: Api) -> dict[str, Any]:
-    """Return a body's values by engine parameter. Raises ApiError (400) for aliases with different values."""
+    """Return the values in a body, keyed by engine parameter. Raises ApiError (400) for aliases that disagree."""
     given = {name: either(fields, *spelled) for name, each in PARAMETERS.items() if (spelled := each.names(api))}
     for name, value in given.items():
         if PARAMETERS[name].is_list and value is not None:
             given[name] = (value,) if isinstance(value, str) else tuple(value)
     if given.get("penalty_window") == 0:  # a window of no tokens turns penalties off
         given |= dict.fromkeys(("penalty_window", "repetition_penalty", "frequency_penalty", "presence_penalty"))
-    elif given.get("penalty_window") == -1:  # all tokens
+    elif given.get("penalty_window") == -1:  # in requests, -1 means all tokens; in the engine, 0 does
         given["penalty_window"] = 0
     return given
 
@@ -187,9 +187,9 @@ def parameters_in(fields: BaseModel, api: Api) -> dict[str, Any]:
 MAX_CHOICES = 64
 MAX_PROCESSORS = 8
 MAX_WORK = 4_000_000
-"""Limit of n x max_tokens x log probabilities per token: the response size that a small request may cause."""
+"""Limit of n x max_tokens x log probabilities per token. It bounds the response that a small request may cause."""
 ANY_LENGTH = -1
-"""Value of `max_tokens` for as many as fit, as in llama.cpp and LM Studio."""
+"""Value of `max_tokens` that means as many tokens as fit, as in llama.cpp and LM Studio."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
@@ -278,14 +278,14 @@ def sampling_of(
     work = choices * min(max_tokens or 1, MAX_CONTEXT) * (1 + (top_logprobs or 0))
     if work > MAX_WORK:
         raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}; the maximum is {MAX_WORK:,}")
-    # Choices with the same seed would be identical. Seeds past the range wrap around.
+    # Each choice has its own seed, because equal seeds would give equal choices. Seeds beyond 64 bits wrap around.
     seeds = [None if fields.seed is None else _wrapped(fields.seed + index) for index in range(choices)]
     names = sampling_names("openai") | ({} if fields.n_predict is None else {"max_tokens": "n_predict"})
     return tuple(checked_params(names, given | {"seed": seed}) for seed in seeds)
 
 
 def checked_params(names: Mapping[str, str], given: Mapping[str, Any]) -> SamplingParams:
-    """Create engine parameters; None: not given. Raises ApiError (400) with the API's field name."""
+    """Create engine parameters, ignoring values of None. Raises ApiError (400) with the API's field name."""
     chosen = {name: value for name, value in given.items() if value is not None}
     try:
         return SamplingParams(**chosen, given=tuple(chosen))
@@ -410,7 +410,7 @@ def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> 
 
 
 def _written(source: str | None) -> Grammar | None:
-    if not source:  # llama.cpp's clients send an empty string for none
+    if not source:  # llama.cpp's clients send an empty string if they use no grammar
         return None
     return Grammar("gbnf" if _GBNF_RULE.search(source) else "lark", source)
 

@@ -44,7 +44,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""Two have an effect; the others concern encrypted reasoning and tools that do not exist here."""
+"""LOGPROBS and SEARCH_RESULTS have an effect; the others concern encrypted reasoning and unavailable tools."""
 
 
 class InputText(Fields):

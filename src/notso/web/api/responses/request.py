@@ -1,6 +1,4 @@
-"""Conversion of Responses requests to engine messages and parameters, and items of stored responses: ids, listing and
-resolution of references.
-"""
+"""Converts Responses requests to engine messages and parameters, and finds items of stored responses by their ids."""
 
 from __future__ import annotations
 
@@ -87,7 +85,7 @@ def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) 
 
 
 def kept_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
-    """Return input items as they are listed: with ids, status and content parts."""
+    """Return input items in the form in which they are listed: with ids, status and content parts."""
     return tuple(_kept(item, response_id, index) for index, item in enumerate(items))
 
 
@@ -174,7 +172,7 @@ class ResponseRequest(ApiRequest):
     said: tuple[Message, ...]  # conversation without instructions
     items: tuple[Item, ...]  # input as given
     references: tuple[Reference, ...] = ()  # to load before answering
-    namespaces: Mapping[str, str]  # by the name shown to the model
+    namespaces: Mapping[str, str]  # namespaces of functions, by the name shown to the model
     instructions: str | None = None
     previous_id: str | None = None
     keep: bool = True
@@ -190,7 +188,7 @@ class ResponseRequest(ApiRequest):
 
 
 def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
-    """Validate a count request. Raises like `parse_response_request`."""
+    """Validate a count request. Raises the errors of `parse_response_request`."""
     read_fields(InputTokenFields, _typed(body, stored or {}), INPUT_TOKEN_NOTES | WITHIN_RESPONSE)
     return parse_response_request(body, stored)
 
@@ -241,7 +239,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
 
 
 def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> ResponseRequest:
-    """Replace the conversation, keeping reasoning until its calls are answered."""
+    """Replace the conversation. Only reasoning for tool calls after the last user message is kept."""
     asked_at = max((at for at, message in enumerate(said) if message.role == "user"), default=-1)
     said = tuple(
         replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > asked_at))
@@ -357,7 +355,7 @@ def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
     choice = fields.tool_choice
     is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
     if choice is None or choice in ("none", "auto") or is_met:
-        return "auto"  # also without tools
+        return "auto"  # even if there are no tools
     name = choice.name if isinstance(choice, FunctionChoice) else None
     return checked_choice("tool_choice", name, [*functions])
 
@@ -399,7 +397,7 @@ MAX_QUERY_CHARACTERS = 2_000
 
 
 async def with_passages(services: ApiServices, owner: str, asked: ResponseRequest) -> ResponseRequest:
-    """Insert the passages found for the last question before it.
+    """Search passages for the user's last message and insert them before it.
 
     Raises ApiError (404) for an unknown vector store.
     """

@@ -1,6 +1,4 @@
-"""Routes of OpenAI's Responses API: creation, input token counts, and stored and background responses: retrieval,
-resuming, listing, cancellation and deletion.
-"""
+"""Routes of OpenAI's Responses API, including those for stored and background responses."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ from notso.web.store.protocol import StoredResponse
 stored_router = APIRouter()
 
 HINTS = ("include", "include[]", "include_obfuscation")
-"""Ignored for stored responses, which always contain what was included originally."""
+"""Query parameters that are ignored, because stored responses always contain what was included originally."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -197,7 +195,7 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
-        if saved is None:  # several readers may finish it; saving again would restore a deleted response
+        if saved is None:  # every reader of the stream calls `keep`; saving twice would restore a deleted response
             created_ms, items = int(1000 * time.time()), kept_input(asked.items, body["id"])
             stored = StoredResponse(body["id"], asked.previous_id, body, conversation, created_ms, items)
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))

@@ -15,7 +15,7 @@ from notso.web.api.shared.serializer import PING, named_event
 from notso.web.edge.errors import ApiError
 
 Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
-"""Stores a finished response and the conversation for the next one."""
+"""Function that stores a finished response, and the conversation that a later response continues."""
 
 BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
 

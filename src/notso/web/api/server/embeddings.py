@@ -147,5 +147,5 @@ def parse_embedding_request(body: Mapping[str, Any]) -> tuple[EmbeddingFields, E
 
 
 def base64_of(vector: Sequence[float]) -> str:
-    """Encode 32-bit floats, little-endian."""
+    """Encode a vector as little-endian 32-bit floats."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,7 +1,6 @@
 """Model listing: the default model, installed files and their adapters.
 
-Adapters are loaded and unloaded at runtime on vLLM's endpoints. Their files are only read from the operator's
-`--adapter-dir`.
+vLLM's endpoints load and unload adapters at runtime, only from the operator's `--adapter-dir`.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ async def unload(request: Request, services: Services) -> Response:
                 if served.engine is not None:
                     await asyncio.to_thread(served.engine.adapters.remove, name)
             except NotsoError as error:
-                if name not in adapters_of(served):  # removed in between
+                if name not in adapters_of(served):  # another request has removed it meanwhile
                     break
                 raise known(error, {"adapter": "lora_name"}) from error
             served.forget_adapter(name)

@@ -39,7 +39,7 @@ async def props(services: Services) -> Response:
             "modalities": {"vision": False, "audio": False},
             "build_info": f"notso {release()}",
             "chat_template": info.chat_template,
-            "bos_token": "",  # the model has none
+            "bos_token": "",  # the model has no begin-of-text token
             "eos_token": info.end_token,
             "n_params": info.parameter_count,
             "size": info.size_bytes,
@@ -85,7 +85,7 @@ health_router = APIRouter()
 async def health(services: Services) -> JSONResponse:
     """Return 200 if a request would be answered, after loading a model if needed. Return 503 during the first load or a
     model switch, after a failed load, without a database connection, and while stopping."""
-    # `leaving` is set before stopping, for as long as a proxy needs to notice.
+    # `leaving` is set some time before stopping, so that a proxy notices and sends no more requests.
     shared = services.shared
     status: str = "stopping" if shared.stopping or shared.leaving else shared.engine.state
     if status in ("ready", "unloaded") and shared.leases is not None and shared.leases.failing:

@@ -37,14 +37,14 @@ class ApiRequest:
     fresh: bool = False  # do not use cached prompts
     keep: bool = False  # store the answer until deleted
     background: bool = False  # generate without a connection; the client polls by id
-    keep_stream: bool = False  # store the stream of a named conversation until its end
+    keep_stream: bool = False  # store the stream until its end; takes effect with X-Conversation-Id
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
-    names: Mapping[str, str] = field(default_factory=dict)  # this API's names of chat completion fields
+    names: Mapping[str, str] = field(default_factory=dict)  # field of a chat completion -> this API's field
     ignored: tuple[str, ...] = ()  # names of other ignored fields
     hints: tuple[GivenHint, ...] = ()  # ignored fields from `hints_of`
 
     def in_named_conversation(self) -> Self:
-        """Return the request without the hint for `store`, which takes effect with X-Conversation-Id."""
+        """Return the request without the hint `store`, a field that takes effect with X-Conversation-Id."""
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     @property
@@ -73,19 +73,20 @@ def dropped_by_template(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> 
 
 
 def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:
-    """Return the header with ignored names, non-ASCII percent-encoded.
+    """Return the header that lists ignored fields, with non-ASCII characters percent-encoded.
 
     The request must have been accepted, so that its schemas are valid.
     """
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
-    keywords = (name for name in keywords if name != QUOTE_OF or not asked.options.sources)  # else it was enforced
+    # If there are sources to quote, QUOTE_OF is enforced.
+    keywords = (name for name in keywords if name != QUOTE_OF or not asked.options.sources)
     return header_naming((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
 
 
 def header_naming(ignored: Iterable[str]) -> dict[str, str]:
     names = dict.fromkeys(ignored)
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
-    least = "at least " if len(names) >= MAX_HINTS else ""  # collection stops there
+    least = "at least " if len(names) >= MAX_HINTS else ""  # `hints_of` stops there
     more = f", and {least}{len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return {IGNORED: value + more} if value else {}
 

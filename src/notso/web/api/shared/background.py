@@ -1,4 +1,4 @@
-"""Responses that survive a restart: background responses, and streams of named conversations with `store`.
+"""Responses that survive a restart: background responses, and streams with X-Conversation-Id and `store`.
 
 Each is stored with its request, seed and tokens until it ends. If its process stops before that, another one continues
 it under the same id: it replays the tokens, so that the events are the same as without the interruption.
@@ -167,7 +167,7 @@ class BackgroundResponses:
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 if is_shared:
                     await records.renew_open_responses(self._holder, _now_ms())
-                # A store that is not shared has no leases of other running processes.
+                # If the store is not shared, leases in it belong to an earlier process and count as expired.
                 until = _now_ms() if is_shared else 1 << 62
                 while not self._shared.stopping and (left := await self._claimed(until)):
                     self._known.add(left.id)
@@ -191,7 +191,8 @@ class BackgroundResponses:
             return await self._fail(left, ApiError(500, "server_error", said))
         status, told = await self._asked_again(app, inside, left, caller)
         if told.get("param") == "replay" and not json.loads(left.body).get("stream"):
-            # The model or its arithmetic has changed. The response is not streamed, so it can start again.
+            # The tokens cannot be replayed, because the model or its arithmetic has changed. The response is not
+            # streamed, so it can start again.
             status, told = await self._asked_again(app, inside, replace(left, progress=""), caller)
         if status != 200:
             message = str(told.get("message", "the response could not be continued"))
@@ -241,7 +242,7 @@ def queued_body(left: OpenResponse) -> dict[str, Any]:
 
 
 def replayed(submission: Submission, left: OpenResponse | None) -> Submission:
-    """Return the submission, reporting its tokens and starting with those of the response that it continues."""
+    """Return a copy that reports token ids and first replays those of the response that it continues, if any."""
     submission = recorded(submission, left.seed if left is not None else None)
     if left is None or not left.progress:
         return submission
@@ -251,7 +252,6 @@ def replayed(submission: Submission, left: OpenResponse | None) -> Submission:
 
 
 def left_response(request: Request) -> OpenResponse | None:
-    """Return the response that a request continues, if any."""
     left: OpenResponse | None = request.scope.get(LEFT)
     return left
 

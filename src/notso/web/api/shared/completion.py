@@ -23,13 +23,13 @@ def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
-    """Return log probabilities of plain completions as four lists.
+    """Return log probabilities as the four lists of text completions.
 
     `offset` is the text offset of the first token in characters.
     """
     listed: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in tokens:
-        # A prompt's first token has no probability; the API has null there.
+        # A prompt's first token has no probability; the API returns null for it.
         is_first = math.isnan(token.logprob)
         top = {_spelt(other): max(other.logprob, IMPOSSIBLE) for other in token.top}
         listed["tokens"].append(_spelt(token))
@@ -51,7 +51,7 @@ def _begins(spelt: Sequence[int]) -> int:
 
 
 def _spelt(token: TokenLogprob) -> str:
-    # Partial characters are spelled as in OpenAI's API; as text, several would look alike.
+    # Tokens that contain partial characters are written as bytes, as in OpenAI's API: as text, they look alike.
     if "\N{REPLACEMENT CHARACTER}" not in token.text or bytes(token.bytes) == token.text.encode():
         return token.text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
@@ -66,7 +66,7 @@ OPEN_REASONING, CLOSE_REASONING = "<think>\n", "\n</think>\n"
 
 @dataclass(slots=True)
 class Choice:
-    raw_thinking: bool = False  # put the reasoning into the content within tags
+    raw_thinking: bool = False  # include the reasoning in the content, within tags
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Choice:
                 self._weigh(self.content_logprobs, event)
                 self.finish_reason = event.finish_reason or "stop"
                 self.ended = True
-                if self.begun_call is not None:  # cut off: the streamed part remains
+                if self.begun_call is not None:  # the call was cut off: keep the part that was streamed
                     self.tool_calls.append(self.begun_call)
                     self.begun_call = None
                 if tail := self._end_of_reasoning():
@@ -136,7 +136,7 @@ class Choice:
         return {"index": index, "message": message, "logprobs": self.logprobs, "finish_reason": self.reason}
 
     def _call_on(self, call: ToolCall, text: str) -> dict[str, Any] | None:
-        # The delta includes the end of the reasoning, if the call ends it.
+        # The delta includes the closing tag of the reasoning, if the call ends the reasoning.
         index, before = len(self.tool_calls), self._end_of_reasoning()
         if self.begun_call is None:
             self.begun_call = replace(call, arguments=text)
@@ -171,7 +171,7 @@ def new_choice(*, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
 def logprobs_body(
     content: Iterable[TokenLogprob] | None, reasoning: Iterable[TokenLogprob] | None
 ) -> dict[str, Any] | None:
-    # vLLM-style `reasoning_content` is listed beside the answer's tokens.
+    # The tokens of the reasoning are listed separately, as vLLM's `reasoning_content`.
     if content is None:
         return None
     reasoning_entries = entries(reasoning or ())

@@ -42,7 +42,7 @@ class Embeddings:
 
 
 async def embeddings_of(request: Request, services: ApiServices, owner: str, asked: EmbeddingRequest) -> Embeddings:
-    """Compute the embeddings, up to `max_num_seqs` at a time. Raises ApiError. Disconnecting stops them."""
+    """Compute embeddings, up to `max_num_seqs` at a time, until the client disconnects. Raises ApiError."""
     if asked.truncate:
         async with serving(services, asked.model) as model:
             cut = await with_prompt(request, lambda: _cut(asked.prompts, model.engine))

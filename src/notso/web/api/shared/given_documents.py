@@ -1,4 +1,4 @@
-"""Documents in requests: files, which child processes parse, and quotations from them."""
+"""Documents in API requests: their files are parsed in child processes, and quotations are limited to their text."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _HOLD_FILES = ("file_data", "file_id")
 _DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
-"""Documents by the digest of their base64 text or the id of their file."""
+"""Parsed documents, keyed by `GivenFile.key`: the digest of their base64 text or the id of their stored file."""
 NO_FILES: Files = {}
 
 
 @dataclass(frozen=True, slots=True)
 class GivenFile:
-    """A file in the field `param`: base64 text with a name that tells its type, or the id of a stored file."""
+    """A file in the request field `param`: base64 text with a file name, or the id of a stored file."""
 
     data: str
     name: str
@@ -62,7 +62,7 @@ class GivenDocument:
 
     name: str
     text: str
-    is_quoted: bool
+    is_quoted: bool  # the request enables citations of this document
     starts: tuple[int, ...] = (0,)  # offsets of its pages or blocks
     facts: Mapping[str, Any] = field(default_factory=dict)  # API-specific values
 
@@ -81,7 +81,7 @@ class GivenDocuments:
         return any(each.is_quoted for each in self._documents)
 
     def add(self, document: GivenDocument, context: str = "") -> str:
-        """Add a document, naming it by its number if it has no name; return its text in the prompt."""
+        """Add a document, named by its number if it has no name; return its text, after `context`, for the prompt."""
         name = visible_line(document.name, MAX_NAME_CHARACTERS) or f"document {len(self._documents) + 1}"
         self._documents.append(replace(document, name=name))
         return framed(name, f"{context}\n\n{document.text}" if context else document.text)
@@ -93,11 +93,11 @@ class GivenDocuments:
         if not 0 < number <= len(self._documents) or not self._documents[number - 1].is_quoted:
             return None
         document = self._documents[number - 1]
-        start = quotable(document.text).find(words)  # normalized as by the engine
+        start = quotable(document.text).find(words)  # the engine normalizes the text in the same way
         return None if start < 0 else (document, start, start + len(words))
 
     def asking(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages with a request for quotations in the last question, if a document may be quoted."""
+        """Add a request for quotations to the user's last message, if any document may be quoted."""
         at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
         if at < 0 or not self.are_quoted:
             return tuple(messages)
@@ -105,7 +105,7 @@ class GivenDocuments:
         return (*messages[:at], asked, *messages[at + 1 :])
 
     def options(self, options: RequestOptions) -> RequestOptions:
-        """Return options that restrict quotations, or a schema's quoting fields, to the documents' text."""
+        """Return options that limit quotations to the text of the documents."""
         if has_quoting_fields(options):
             return replace(options, sources=tuple(QuoteSource(each.text, each.name) for each in self._documents))
         if not self.are_quoted:
@@ -119,7 +119,7 @@ async def read_body_with_files(
     files_in: Callable[[Mapping[str, Any]], Iterator[GivenFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
-    """Parse a body like `read_body`, and its files in child processes.
+    """Parse a body as `read_body` does, after parsing the files that `files_in` finds in it.
 
     Also raises ApiError (400) for a file that cannot be parsed.
     """
@@ -146,7 +146,7 @@ def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
     """Replace the files in a request to OpenAI's APIs by their text."""
     if not files:
         return body
-    body = json.loads(json.dumps(body))  # changed below
+    body = json.loads(json.dumps(body))  # a copy, because it is modified below
     for part, param, file in _file_parts(body):
         each = files[_given(file, param).key]
         text = framed(_shown_name(file, each), each.text)
@@ -159,7 +159,7 @@ def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
 def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
     """Parse a request to OpenAI's APIs, replacing its files by their text.
 
-    Quoting fields of its schema name a file, or "prompt" for the user's last message.
+    Quoting fields (see `has_quoting_fields`) may quote these files, and the user's last message as "prompt".
     """
     asked = parse(with_texts(body, files))
     if not has_quoting_fields(asked.options):
@@ -174,6 +174,7 @@ def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Ma
 
 
 def has_quoting_fields(options: RequestOptions) -> bool:
+    # Quoting fields are strings of a JSON schema that must be quotations from the source they name.
     grammar = options.grammar
     return grammar is not None and grammar.kind == "json_schema" and QUOTE_OF in grammar.source
 

@@ -1,4 +1,4 @@
-"""Idempotency-Key: repeated requests receive the response to the first one, from any replica, for 24 hours."""
+"""Idempotency-Key: for 24 hours, a repeated request receives the response to the first one, from any replica."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _log = logging.getLogger("notso.web.api")
 
 @dataclass(slots=True)
 class _Recording:
-    # A response in progress. Clients follow its log, whose first entry contains status and headers.
+    # A response in progress. Clients follow its log; the first entry of the log contains status and headers.
 
     digest: bytes
     log: AnswerLog
@@ -54,7 +54,7 @@ class _Recording:
 
 
 class KeptAnswers:
-    """Innermost ASGI middleware: completes requests with a key even if the client leaves, and stores the responses.
+    """Innermost ASGI middleware: completes requests with Idempotency-Key even if the client disconnects.
 
     Only successful, complete responses are stored: repeating a failed request runs it again.
     """
@@ -73,9 +73,9 @@ class KeptAnswers:
         ring: KeyRing = scope["app"].state.key_ring
         try:
             caller = await ring.caller(request) if given else None
-        except NotsoError:  # the route reports it
+        except NotsoError:  # the route will report the error
             caller = None
-        if caller is None:  # without a key, or refused by the route
+        if caller is None:  # there is no Idempotency-Key, or the route will refuse the caller
             await self._app(scope, receive, send)
             return
         try:
@@ -83,7 +83,7 @@ class KeptAnswers:
                 raise ApiError(
                     400, "invalid_value", "Idempotency-Key must be 1 to 255 visible characters", param=HEADER
                 )
-            request.state.caller = caller  # for limits per owner on bodies
+            request.state.caller = caller  # bodies are limited per owner
             message = await receive()
             if message["type"] != "http.request":
                 return
@@ -130,7 +130,7 @@ class KeptAnswers:
             del self._running[name]
 
     async def _replay(self, recording: _Recording, name: tuple[str, str]) -> bool:
-        # Another replica may still be writing the answer.
+        # Returns False if no answer is stored; another replica may still be generating it.
         kept = await self._services.shared.store.records.kept_answer(*name, _now_ms())
         if kept is None:
             return False
@@ -150,12 +150,13 @@ class KeptAnswers:
                 recording.replayed = True
                 await _copy(found, recording.log)
                 return
-            if await self._replay(recording, name):  # it ended meanwhile
+            if await self._replay(recording, name):  # the other replica has finished and stored it meanwhile
                 return
             said = "the first request with this key is being answered"
             raise ApiError(409, "generation_in_progress", said, retry_after_seconds=1)
         try:
-            if exchange.is_shared and await self._replay(recording, name):  # ended between look-up and claim
+            # Another replica may have stored the answer between the first look-up and the claim.
+            if exchange.is_shared and await self._replay(recording, name):
                 return
             if exchange.is_shared:
                 exchange.publish(claim, recording.log)
@@ -188,7 +189,7 @@ class KeptAnswers:
         answer = KeptAnswer(recording.digest, start["status"], headers, b"".join(recording.body), _now_ms())
         try:
             await self._services.shared.store.records.keep_answer(*name, answer)
-        except NotsoError as error:  # the answer itself is complete
+        except NotsoError as error:  # the client receives the complete answer nevertheless
             _log.warning("a response could not be stored for its idempotency key: %s", error)
 
 
@@ -219,7 +220,7 @@ async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Ca
                     await send({"type": "http.response.body", "body": entry, "more_body": True})
                 number += 1
             if log.finished and number == len(log.sse_events):
-                if not log.body:  # otherwise the stream is cut off, as without a key
+                if not log.body:  # otherwise the answer failed, and the stream ends without a final message
                     await send({"type": "http.response.body", "body": b""})
                 return
             growing = asyncio.create_task(log.wait(number, PING_SECONDS))
@@ -237,7 +238,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def _copy(found: AnswerElsewhere, log: AnswerLog) -> None:
-    # Raises ApiError (503) if that replica has stopped.
+    # Raises ApiError (503) if the replica that generates the answer has stopped.
     while True:
         log.add(found.log.sse_events[len(log.sse_events) :])
         if found.finished:
@@ -255,7 +256,7 @@ def _start(status: int, headers: list[list[str]]) -> bytes:
 
 
 def _conversation(owner: str, key: str) -> tuple[str, str]:
-    # The space keeps it apart from the conversation names of clients, which cannot contain one.
+    # Clients' names of conversations cannot contain spaces, so the space rules out a collision with them.
     return owner, f"idempotency-key {key}"
 
 

@@ -1,4 +1,4 @@
-"""Receipts in API responses: records of the model, seed, parameters and token ids, for checking with `notso verify`.
+"""Receipts in API responses: records of the model, seed, parameters and token ids, which `notso verify` can check.
 
 The header `x-notso-receipt: open` adds the field `notso_receipt` to a response, or to the last event of a stream;
 `sealed` adds a receipt with hashes in place of the conversation.
@@ -27,7 +27,7 @@ FIELD = "notso_receipt"
 
 
 def wanted_receipt(request: Request) -> str | None:
-    """Return the requested form of receipt, if any. Raises ApiError (400) if unknown."""
+    """Return the requested form of receipt, if any. Raises ApiError (400) for an unknown form."""
     form = request.headers.get(RECEIPT)
     if form not in (None, "open", "sealed"):
         raise ApiError(400, "invalid_value", f"{RECEIPT} must be open or sealed", param=RECEIPT)
@@ -35,7 +35,7 @@ def wanted_receipt(request: Request) -> str | None:
 
 
 def recorded(submission: Submission, seed: int | None = None) -> Submission:
-    """Return the submission with reporting of token ids and a seed, a random one if none is given."""
+    """Return a copy of the submission that reports token ids and has a seed (random if none is given)."""
     params = submission.params
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63) if seed is None else seed)
@@ -43,7 +43,7 @@ def recorded(submission: Submission, seed: int | None = None) -> Submission:
 
 
 class ReceiptSerializer:
-    """Wraps a serializer; adds a receipt per choice to its last frame and body."""
+    """Wraps a serializer; adds the receipts of all choices to the stream's last event and to the body."""
 
     def __init__(self, inner: Serializer, engine: ChatEngine, submissions: Sequence[Submission], form: str) -> None:
         self.id, self.ping = inner.id, inner.ping
@@ -52,7 +52,8 @@ class ReceiptSerializer:
         self._submissions = submissions
         self._form = form
         self._records = [TokenRecord(each.options.replay) for each in submissions]
-        self._held: list[bytes] = []  # frames of the latest `end` event, one of which may be the stream's last
+        # Frames of the latest `end` event. They are held back, because one of them may be the stream's last.
+        self._held: list[bytes] = []
         self._receipts: Any = None
 
     def again(self) -> ReceiptSerializer:
@@ -77,7 +78,8 @@ class ReceiptSerializer:
             await asyncio.to_thread(self._receipt, *each) for each in zip(self._submissions, self._records, strict=True)
         ]
         self._receipts = made[0] if len(made) == 1 else made
-        await self.inner.finalise({**(added or {}), FIELD: self._receipts})  # also in the stored response
+        # The response that the inner serializer stores for later retrieval also contains the receipts.
+        await self.inner.finalise({**(added or {}), FIELD: self._receipts})
 
     def closing(self) -> Iterator[bytes]:
         frames = [*self._held, *self.inner.closing()]
@@ -98,7 +100,8 @@ class ReceiptSerializer:
         cut = replace(params, max_tokens=record.limit or 1, min_tokens=min(params.min_tokens, record.limit))
         options = replace(submission.options, replay=record.replay)
         failure = "the engine has not started this answer"
-        for each in (params, cut):  # a quota may have cut the limit
+        # A quota may have lowered max_tokens: try the requested value first, then the lowered one.
+        for each in (params, cut):
             try:
                 receipt = self._engine.receipt(submission.prompt, each, options, sealed=self._form == "sealed")
             except NotsoError as error:

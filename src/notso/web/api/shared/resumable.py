@@ -1,4 +1,7 @@
-"""Answers of named conversations that outlive their connection and can be resumed or stopped on any replica."""
+"""Answers that outlive their connection. They can be resumed or stopped on any replica.
+
+Each belongs to a conversation: the request's X-Conversation-Id, or the id of a background response.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,19 @@ from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Alone, Body, Exchange
 
 FIRST_SECONDS = 0.5
-"""An answer that reports no change within this time is considered not to exist."""
+"""If no replica reports an answer within this time, it does not exist."""
 SILENT_SECONDS = 2.0
-"""Silence after which the reader checks that the generating replica is still running."""
+"""After this time without events, a reader checks that the generating replica is still running."""
 UNREAD_SECONDS = 5.0
 PING_SECONDS = 15.0
 
 
 class AnswerLog:
+    # The events and the body of an answer. Readers follow it; other replicas copy it by applying its `changes`.
+
     def __init__(self, id: str = "", body: Any = None) -> None:
         self.id = id  # names the answer
-        self.body = body  # JSON; a preliminary one until the answer is finished
+        self.body = body  # JSON, which is preliminary until the answer is finished
         self.sse_events: list[bytes] = []
         self.finished = False
         self.at_change: Callable[[], None] | None = None
@@ -53,14 +58,14 @@ class AnswerLog:
         self._wake()
 
     def changes(self, after: int) -> Body:
-        """Return the changes after number `after`; -1: all."""
+        """Return the changes after number `after`, or all if it is -1."""
         sse_events = [event.decode() for event in self.sse_events[max(0, after) :]]
         return {"id": self.id, "sse_events": sse_events, "body": self.body if after < 0 or self.finished else None}
 
     def take(self, changes: Body) -> bool:
         """Apply changes to this copy. Return False if earlier ones are missing."""
         after = max(0, changes["after"])
-        # The first changes of another answer with this name restart the copy.
+        # If another answer has begun under this name, the copy starts again.
         if changes["after"] < 0 and changes["id"] != self.id:
             self.id, self.sse_events, self.finished, self.body = changes["id"], [], False, changes["body"]
         if changes["id"] != self.id or after > len(self.sse_events):
@@ -87,6 +92,8 @@ class AnswerLog:
 
 
 class AnswerElsewhere:
+    # An answer that another replica generates. `log` is a copy of that replica's log.
+
     def __init__(self, exchange: Exchange, owner: str, conversation: str) -> None:
         self.log = AnswerLog()
         self._exchange = exchange
@@ -154,7 +161,7 @@ class AnswersElsewhere:
         weakref.finalize(found, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
             await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
-        except BaseException as error:  # the copy has no reader, also if the caller was canceled
+        except BaseException as error:  # including cancellation of the caller: the copy has no reader
             task.cancel()
             if isinstance(error, TimeoutError):
                 return None
@@ -190,7 +197,7 @@ MAX_RESUMABLE = 256
 
 
 class TokenRecord:
-    """Collects the tokens of one choice from its events, following those that it replays."""
+    """Collects the token ids of one choice: those that it replays, and then those of its events."""
 
     def __init__(self, replay: Replay | None = None) -> None:
         self._ids = list(replay.ids) if replay is not None else []
@@ -235,8 +242,8 @@ class ResumableStream:
     ) -> None:
         self.running = running
         self.record = record
-        self.serializer = serializer  # output format
-        self.followed = serializer.again()  # follows the generation
+        self.serializer = serializer  # each reader uses a copy of it, made by `again`
+        self.followed = serializer.again()  # receives the events as they are generated
         self.log = log  # copy for readers at other replicas, if any
         self.following = asyncio.create_task(self._follow())
 
@@ -255,7 +262,7 @@ class ResumableStream:
                     self._tell(await sse_events_of(serializer, *item))
             await serializer.finalise()
             self._tell(await closing_events_of(serializer) if self.log is not None else ())
-        except (ApiError, NotsoError) as error:  # every reader receives it
+        except (ApiError, NotsoError) as error:  # every reader receives the error, too
             self._tell((await failure_event_of(serializer, api_error_of(error)),))
         finally:
             self.running.close()
@@ -319,7 +326,7 @@ class ResumableStreams:
             self._exchange.publish(claim_name(owner, conversation), log)
             self._exchange.tell("new answer", name=claim_name(owner, conversation))
         stream.following.add_done_callback(lambda _: self._exchange.release(claim_name(owner, conversation)))
-        loop = asyncio.get_running_loop()  # the timer holds only the name, not the text
+        loop = asyncio.get_running_loop()  # the timer refers only to the name, so that the text can be freed
         stream.following.add_done_callback(
             lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), name)
         )

@@ -19,12 +19,12 @@ _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients treat these as
 
 
 class Serializer(Protocol):
-    """Converts events to one API's format; equal events give equal frames."""
+    """Converts events to one API's format: frames of a stream, or a whole body. Equal events give equal frames."""
 
     id: str  # names the answer
     ping: bytes  # sent during silence
 
-    def again(self) -> Serializer: ...
+    def again(self) -> Serializer: ...  # returns a copy that has received no events
 
     def initial_events(self) -> Iterable[bytes]: ...
 
@@ -32,7 +32,7 @@ class Serializer(Protocol):
         """Return an event's frames. Raises the error of an `error` event."""
 
     async def finalise(self, added: Mapping[str, Any] | None = None) -> None:
-        """Complete the response before its end is sent, for example store it. `added`: more fields of the body."""
+        """Complete the response before its end is sent, for example by storing it with the fields `added`."""
 
     def closing(self) -> Iterable[bytes]: ...
 
@@ -50,7 +50,7 @@ class LargeJSONResponse(JSONResponse):
 
 
 WHOLE_KINDS = ("prompt", "tool_call", "end")
-"""Events with frames as large as a whole answer or prompt."""
+"""Kinds of events with frames that may be as large as a whole answer or prompt."""
 
 
 async def sse_events_of(serializer: Serializer, number: int, event: Event) -> Iterable[bytes]:
@@ -79,7 +79,7 @@ async def large_response(body: Callable[[], Any], headers: Mapping[str, str] | N
 
 def as_json(value: Any, *, is_whole: bool = False) -> str:
     """Encode on one line. `is_whole` marks values that may be large."""
-    # Escaped for clients that split lines at more characters than the standard specifies.
+    # Some characters are escaped for clients that split lines at more characters than the standard specifies.
     text = "".join(json_steps(value)) if is_whole else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -114,7 +114,7 @@ PING_SECONDS = 15.0
 
 
 async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int, Event] | None]:
-    """Yield (choice number, event) to the end, None during silence. Raises ApiError (503) if the engine stops."""
+    """Yield (choice number, event), and None during silence. Raises ApiError (503) if the engine stops."""
     async for number, events in running.events(silence_s=PING_SECONDS):
         if not events:
             yield None

@@ -67,7 +67,7 @@ def require_json(request: Request) -> None:
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
     """Parse the body. Raises ApiError: 415 for another type, 400 if invalid.
 
-    With `of_any_type`, the content type is not checked. With `strict_fields`, hints are rejected.
+    With `of_any_type`, the content type is not checked. With the setting `strict_fields`, hints are rejected.
     """
     if not of_any_type:
         require_json(request)
@@ -82,7 +82,7 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
 
 
 async def with_prompt(request: Request, work: Callable[[], T]) -> T:
-    # The body bounds the size of the prompt.
+    # Runs `work` like parsing the body, because the size of the body bounds the size of the prompt.
     return await api_services(request).shared.large_work.run(work, len(await request.body()), owner_of(request))
 
 
@@ -107,7 +107,7 @@ def require_serving(services: ApiServices) -> None:
 async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice:
     """Resolve the `model` field.
 
-    Raises ApiError: 404 if unknown, 400 if the file cannot run, 503 like `require_serving`.
+    Raises ApiError: 404 if unknown, 400 if the file cannot be used, 503 as in `require_serving`.
     """
     require_serving(services)
     host, registry = services.shared.engine, services.shared.model_registry
@@ -173,7 +173,7 @@ async def respond(
 ) -> Response:
     """Answer a request, whole or streamed. Raises ApiError only before the first byte.
 
-    Disconnecting stops the answer, unless it belongs to a named conversation or runs in the background.
+    Disconnecting stops the answer, unless X-Conversation-Id was sent or it runs in the background.
     """
     dropped: list[str] = []  # reported in a header with the ignored fields
     response = await _response(request, services, owner, asked, serializer_of, dropped)
@@ -341,7 +341,7 @@ async def events_of_choices(
 ) -> tuple[ModelInfo, list[list[Event]]]:
     """Run any number of choices, up to `max_num_seqs` at a time, and return the events of each.
 
-    Raises ApiError. Disconnecting stops them.
+    Disconnecting stops the choices. Raises ApiError.
     """
     working = asyncio.create_task(_in_groups(request, services, owner, asked))
     leaving = asyncio.create_task(_left(request))
@@ -394,7 +394,7 @@ async def _left(request: Request) -> None:
 class EventStream(StreamingResponse):
     """An event stream that calls `at_end` at its end or on disconnect, even before its first chunk."""
 
-    # A generator that was never started is not notified of its end.
+    # The generator's own `finally` would not run if the generator was never started.
     def __init__(self, chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._at_end = at_end

@@ -40,7 +40,7 @@ async def found_library(
     param: str = "vector_store_id",
     rights: Sequence[str] = ("own", "add", "read"),
 ) -> Library:
-    """Return a readable library by the id of its vector store. Raises ApiError: 404, or 403 without the rights."""
+    """Return a library by the id of its vector store. Raises ApiError: 404 if unknown, 403 without `rights`."""
     for each in await services.shared.store.documents.libraries(owner):
         if store_id_of(each.id) == store_id:
             if each.rights not in rights:
@@ -80,7 +80,7 @@ def result_of(hit: PassageHit, file_id: str) -> dict[str, Any]:
 
 
 async def file_ids_of(services: ApiServices, owner: str, documents: Iterable[StoredDocument]) -> dict[str, str]:
-    """Return the id of each document's uploaded file, or one derived from the document's id, by document id."""
+    """Map each document's id to that of its uploaded file, or to a derived id if there is none."""
     uploaded = [each.id for each in await services.shared.store.records.files(owner)]
     found = list(documents)
     made_of = {document_id_of(name, each): name for each in {each.library_id for each in found} for name in uploaded}

@@ -41,7 +41,7 @@ RETRY_SECONDS = 0.2
 LOST_RETRY_SECONDS = 1.0
 MAX_LINE_BYTES = MAX_ANSWER_BYTES = 16 * 1024 * 1024
 ANSWER_LIMITS = JsonLimits(depth=64, objects=200_000, values=2_000_000)
-"""A line holds all text since the previous line; a call's result is at most the token ids of a prompt."""
+"""A line contains all text since the previous line; the largest result of a call is a prompt's token ids."""
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
@@ -78,7 +78,7 @@ class _Open:
 
 
 class EngineLink:
-    """Thread-safe. `when_changed` is called from its thread on loss or change of the engine."""
+    """Thread-safe. A thread of its own calls `when_changed` when the engine is lost or has changed."""
 
     def __init__(self, url: str, key: str, when_changed: Callable[[], None]) -> None:
         parts = urlsplit(url)
@@ -265,7 +265,7 @@ class EngineLink:
         return connection
 
     def _break_calls(self) -> None:
-        # Waiting calls fail at once.
+        # Makes all waiting calls fail at once.
         for connection in list(self._in_use):
             try:
                 connection.sock.shutdown(2)
@@ -310,7 +310,7 @@ class EngineLink:
                     self._changed.wait_for(lambda: self._closed, max(0.0, again - time.monotonic()))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the stream's lines. Raises one of FAILURES, EngineError or ValueError."""
+        # Yields the stream's lines. Raises one of FAILURES, EngineError or ValueError.
         connection = self._connect(SILENCE_SECONDS)
         try:
             with self._changed:

@@ -24,7 +24,7 @@ from notso.web.engine.remote.wire_values import packed, types_of
 
 
 class RemoteSource:
-    """Connects to an engine server; an EngineSource that reports when to retry."""
+    """EngineSource that connects to an engine server and reports when to retry."""
 
     def __init__(self, url: str, key: str) -> None:
         # `key` is the NOTSO_ENGINE_KEY of the engine's server.

@@ -1,6 +1,6 @@
 """JSON serialization between front end and engine, derived from type hints.
 
-Fields with their default are omitted. NaN is sent in Python's notation, because both ends run this code.
+Fields with their default value are omitted. NaN is sent in Python's notation, because both ends run this code.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ ERRORS: dict[str, type[NotsoError]] = {
     )
 }
 """Errors restored as their own class; others become the nearest base class."""
+# Attributes of errors that are sent.
 _TOLD = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
 METHODS = frozenset(
@@ -229,7 +230,7 @@ def _dataclass(kind: type) -> Unpack:
 
 
 class _Later:
-    """Defers lookup for types that contain themselves."""
+    # Defers the lookup of a type, because types may contain themselves.
 
     def __init__(self, hint: Any) -> None:
         self._hint = hint
