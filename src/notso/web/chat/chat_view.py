@@ -16,14 +16,14 @@ from notso.web.values.ids import is_id
 from notso.web.values.wording import words
 
 NEWEST_MESSAGES = 40
-"""Messages shown when a chat page opens; older ones are loaded on scrolling."""
+"""Number of messages shown when a chat page opens; older ones are loaded when the user scrolls up."""
 USUAL_MOST_CHARACTERS = 1 << 23
 """Prompt size limit in characters while no model is loaded: 65,536 tokens of 128 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownView:
-    """The part of a chat that a page shows. `earlier` is the number of older messages."""
+    """The part of a chat that a page shows. `earlier` is the number of older messages, which are not shown."""
 
     chat: Chat
     base: ChatBase

@@ -71,7 +71,8 @@ class Memory:
 class ChatBase:
     """Defaults of a user's chats."""
 
-    defaults: Mapping[str, SettingValue] = field(default_factory=dict)  # settings of the user, then of the project
+    # Default settings: those of the user, overridden by those of the project.
+    defaults: Mapping[str, SettingValue] = field(default_factory=dict)
     project: Library | None = None
     memories: tuple[str, ...] = ()
 
@@ -114,7 +115,7 @@ class ToolUse:
     id: str
     name: str
     arguments: str  # JSON object
-    state: ToolState  # `waiting`: for permission; `interrupted`: by a stop of the server
+    state: ToolState  # `waiting`: permission is needed; `interrupted`: the answer ended before the call did
     round: int = 0  # number of the round; the calls of a round were generated together
     result: str = ""
     duration_ms: float = 0.0
@@ -171,8 +172,9 @@ class AnswerRun:
     calls: int = 0  # tool calls before this run
     is_apart: bool = False  # whether a tool call separates this run's text from that of the previous run
     hurry: bool = False  # whether the reasoning ended immediately
-    origin: str = ""  # from the engine's `started` event
-    limit: int = 0  # from the engine's `started` event
+    # From the engine's `started` event: a digest of the prompt and the model, and the maximum number of tokens.
+    origin: str = ""
+    limit: int = 0
     ids: tuple[int, ...] = ()  # tokens so far
     closed_at: tuple[int, ...] = ()  # positions at which the engine ended the reasoning
     tokens: int = 0  # set at the end of the run
@@ -185,11 +187,11 @@ class AnswerTrace:
     """Record of how an answer was generated, with which another process can continue it."""
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
-    model: str | None = None  # the setting `model`
+    model: str | None = None  # value of the chat setting `model`
     tries: int = 0  # number of starts and continuations of the answer since its last new token or part
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version; None: the chat's
-    every: bool = False  # whether every part of the documents is asked separately
+    every: bool = False  # whether the question is asked separately about every part of the documents
     hurry: bool = False  # whether the reasoning ends immediately
     parts: int = 0  # with `every`, the number of parts answered so far
 
@@ -205,7 +207,7 @@ class NewTurn:
     user_message: StoredMessage
     assistant_message: StoredMessage
     idempotency_key: str
-    instead_of: str | None = None  # the question that this one is an edited version of
+    instead_of: str | None = None  # the question of which this one is an edited version
     # Last message of the branch ('': empty chat; None: the chosen branch). If it has a reply, the turn is refused.
     after: str | None = None
     trace: AnswerTrace | None = None  # without it, another process cannot continue the answer
