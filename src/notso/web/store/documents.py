@@ -1,8 +1,8 @@
 """Protocol for document libraries: documents, their text, and full-text search.
 
 A reading is the KV cache of documents that were processed as the start of a prompt. It is pinned on disk and shared by
-all chats about these documents. Its scope, made of the salts of the documents' libraries, keeps prompts of other users
-from matching it.
+all chats about these documents. Its scope, made of the salts of the documents' libraries, limits its use to users with
+access to these libraries.
 """
 
 from __future__ import annotations
