@@ -1,7 +1,7 @@
 """Read-only views of a chat, loaded once per request and shared by all of its steps.
 
 A branch (`line`) is the path of messages from the start of a chat to one message; a chat with edited questions or
-regenerated answers has several. A revision is a position in the feed that notifies open pages of changes.
+regenerated answers has several. The feed notifies open pages of changes, and a revision is a position in it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from notso.web.values.ids import is_id
 from notso.web.values.wording import words
 
 NEWEST_MESSAGES = 40
-"""Messages shown when a chat page opens; older ones are loaded on scrolling."""
+"""Number of messages shown when a chat page opens; older ones are loaded when the user scrolls up."""
 USUAL_MOST_CHARACTERS = 1 << 23
 """Prompt size limit in characters while no model is loaded: 65,536 tokens of 128 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownView:
-    """The part of a chat that a page shows. `earlier` messages above it are not shown yet."""
+    """The part of a chat that a page shows. `earlier` is the number of older messages, which are not shown."""
 
     chat: Chat
     base: ChatBase
@@ -44,10 +44,11 @@ class ChatView:
     base: ChatBase
     revision: str  # all changes up to this feed position are included
     line: tuple[StoredMessage, ...] = ()
-    # Identifies the conversation in the prompt cache. The chat's id would not do: a cleared chat keeps its id.
+    # Id of the branch's first message, which identifies the conversation in the prompt cache. The chat's id is not used
+    # for this, because a cleared chat keeps its id.
     first_id: str | None = None
-    above: int = 0  # earlier messages that were not loaded: summarized, or too long for any prompt
-    summarized: bool = False
+    above: int = 0  # number of earlier messages that were not loaded: they are summarized, or do not fit in any prompt
+    summarized: bool = False  # whether `line` starts with a summary of those
 
     @property
     def settings(self) -> ChatSettings:
@@ -79,8 +80,8 @@ def _most_characters(services: ChatServices) -> int:
 async def read_branch(services: ChatServices, owner: str, chat_id: str, last: str | None) -> ChatView:
     """Load as much of the branch ending in `last` as fits in a prompt.
 
-    last: a message id; '' for an empty branch; None for the branch chosen on the page. Raises Problem (404), or
-    Problem (409) if the message is not in the chat.
+    last: a message id; '' for an empty branch; None for the branch chosen on the page. Raises Problem: 404 for an
+    unknown chat, 409 if the message is not in the chat.
     """
     view = await read_branch_if_any(services, owner, chat_id, last)
     if view is None:
@@ -94,7 +95,7 @@ async def read_branch_if_any(services: ChatServices, owner: str, chat_id: str, l
     """Like read_branch, but return None for an unknown chat and an empty line for an unknown message."""
     if not is_id(chat_id):
         return None
-    revision = services.feed.revision  # before loading, so that a concurrent change is still announced to the page
+    revision = services.feed.revision  # read before the chat, so that a concurrent change is still announced
     most = _most_characters(services)
     found = await services.shared.store.branch(owner, chat_id, last, most_characters=most)
     if found is None:
@@ -123,7 +124,7 @@ async def new_turn(services: ChatServices, owner: str, view: ChatView, accepted:
     question, answer = accepted.user_message, accepted.assistant_message
     above = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (above is None and view.above):
-        shown = await read_turn(services, owner, accepted, limit=3)  # loads the previous question, too: it is linked
+        shown = await read_turn(services, owner, accepted, limit=3)  # with the previous question, which is linked
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
     path = [Shown(question, (question.id,), above), Shown(answer, (answer.id,), question.id)]
     return ShownView(view.chat, view.base, path, 0, view.revision)
@@ -138,7 +139,7 @@ async def read_shown(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView:
-    """Load the newest messages of the branch through message `through`, or all starting with message `first`.
+    """Load the newest `limit` messages of the branch that contains `through`, or more if `first` is older.
 
     Raises Problem (404).
     """
@@ -166,7 +167,7 @@ async def read_shown_if_any(
 
 
 async def read_above(services: ChatServices, owner: str, chat_id: str, message_id: str) -> ShownView:
-    """Load the messages before one. Raises Problem (404)."""
+    """Load the messages before `message_id`. Raises Problem (404)."""
     revision = services.feed.revision
     known = is_id(chat_id) and is_id(message_id)
     found = await services.shared.store.shown_above(owner, chat_id, message_id, NEWEST_MESSAGES) if known else None

@@ -1,8 +1,8 @@
 """Context usage of a chat and the cost of processing its draft, and automatic summaries (compaction).
 
-Compaction is an optional setting: while the engine is idle, a summary replaces a chat's older messages before its
-context is full. The summary is the same as that of /summarize; removing it puts the messages back into the prompt.
-Measuring is blocking: do not call it on the event loop.
+Compaction is an optional setting: before a chat's context is full, the model summarizes the older messages while the
+engine is idle, and the summary replaces them in prompts. It is the same as that of /summarize; removing it puts the
+messages back into the prompt. `measure` is blocking: do not call it on the event loop.
 """
 
 from __future__ import annotations
@@ -169,12 +169,12 @@ def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessa
     return StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)
 
 
-AFTER_SECONDS = 5.0  # titles and suggestions are generated first
-PATIENCE_SECONDS = 300.0
+AFTER_SECONDS = 5.0  # delay, so that titles and suggestions are generated first
+PATIENCE_SECONDS = 300.0  # maximum time to wait until the engine is idle, and then for the summary
 
 
 class Compaction:
-    """Summarizes nearly full chats while the engine is idle, on the event loop. A new turn interrupts it."""
+    """Summarizes nearly full chats while the engine is idle. A new turn cancels this. Runs on the event loop."""
 
     def __init__(self, services: ChatServices) -> None:
         self._services = services

@@ -18,13 +18,13 @@ from notso.web.values.errors import StorageError
 from notso.web.values.fair_queue import FairQueue
 
 PIECE_SECONDS = 0.1
-"""Time limit for a batch of messages. The last message may exceed it, up to its rendering budget."""
+"""Time after which no further message is added to a batch."""
 WAIT_SECONDS = 5.0
 """Messages that are not rendered after this time are shown as plain text."""
 
 
 class KeptHtml:
-    """Adds HTML to messages; renders imported, edited, interrupted and outdated messages once and stores the result."""
+    """Adds stored HTML to messages. Messages without up-to-date HTML are rendered once, and the HTML is stored."""
 
     def __init__(self, store: ChatStore, turns: Turns, queue: FairQueue) -> None:
         self._store = store

@@ -69,7 +69,7 @@ class LibraryWork:
 
     async def follow(self) -> None:
         if self._store.read_only or (self._folder.root is None and self._store.is_shared):
-            return  # without a folder, keep the library in a shared store: it may belong to another server
+            return  # the folder's library in a shared store is kept, because it may belong to another server
         has_failed = False
         while True:
             try:
@@ -184,7 +184,7 @@ class FolderLibrary:
 
 
 def files_in(root: Path) -> Iterator[Path]:
-    """Yield files with a document extension, sorted within each folder, without hidden files and links."""
+    """Yield files with a document's extension, sorted within each folder, except hidden files and symbolic links."""
     count = 0
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))

@@ -1,6 +1,7 @@
 """Submit a chat turn: check that it fits in the context, select the chat's tools, store the turn and queue it.
 
-Most functions take a `view` of the branch whose last message is the question.
+Most functions take a `view` of the branch that ends in the question. A run is one of the engine requests from which an
+answer results: each round of tool calls is followed by another run.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ from notso.web.values.wording import number, translated, words
 
 
 async def prepared_request(services: ChatServices, request: Request, size: int) -> Prepared | None:
-    """Render the prompt, whose text has about `size` characters. Raises Problem if it does not fit in the context.
+    """Render the prompt, which has about `size` characters. Raises Problem if it does not fit in the context.
 
-    Returns None if no model is loaded, or if the engine will report the error itself.
+    Returns None if no model is loaded, or after other errors, which the engine reports later.
     """
     engine = services.shared.engine.model(request.model).engine
     if engine is None:
@@ -70,7 +71,8 @@ async def prepared_request(services: ChatServices, request: Request, size: int) 
 logger = logging.getLogger("notso.web.turns")
 
 ALLOWED = "tools_allowed"
-"""Chat setting that lists the tools the user always allows, as `name=digest`. It is never imported."""
+"""Chat setting that lists the tools that the user always allows in this chat, as `name=digest`, with the digest of the
+tool's definition. Imports ignore it."""
 
 
 async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
@@ -93,7 +95,7 @@ def allowed_in(chat: Chat | None) -> set[str]:
 def with_tools(
     settings: Mapping[str, SettingValue], names: Iterable[str], *, ask_again: bool = False
 ) -> dict[str, SettingValue]:
-    """Return settings with the given tools enabled. Tools that are disabled lose their permission."""
+    """Return settings with only these tools enabled. Others, or all with `ask_again`, lose their permission."""
     chosen = list(names)
     changed = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
     kept = [] if ask_again else [each for each in _allowed(settings) if each[0] in chosen]
@@ -142,8 +144,8 @@ async def ask(
 ) -> Submitted:
     """Store a question at the end of the view's branch and queue its answer.
 
-    last: the last message on the page ('': none; None: the end of the chosen branch). instead_of: a question that
-    this one is an edited version of. Raises Problem and StorageError, with the text as draft.
+    last: the last message on the page ('': none; None: the end of the chosen branch). instead_of: the question of
+    which this one is an edited version. Raises Problem and StorageError, with the text as `draft`.
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")
@@ -176,9 +178,10 @@ async def ask(
                 parts=parts,
             )
         if accepted.repeated and accepted.user_message.content != text:
-            raise Problem(409, words["error_sent_before"])  # the first response was lost and the text edited
+            # The response to the first request was lost, and the user has edited the text.
+            raise Problem(409, words["error_sent_before"])
     if accepted.user_message.chat_id != chat.id and not is_new:
-        raise Problem(400, words["error_form"])  # the key was used in another chat
+        raise Problem(400, words["error_form"])  # the idempotency key was used in another chat
     return accepted, view
 
 
@@ -265,7 +268,7 @@ async def write_on(
     through: str | None,
     hurry: bool = False,
 ) -> Submitted:
-    """Continue an answer on the branch through `through`. hurry: end its reasoning first."""
+    """Continue an answer on the branch that contains `through`. hurry: end its reasoning first."""
     assistant_message = replace(_new_message(view.chat), id=message.id)
     generation_id = assistant_message.generation_id or ""
     with _admitted(services, owner) as running:
@@ -301,7 +304,7 @@ async def fork(
     instead: tuple[int, ...],
     fields: dict[str, str],
 ) -> Submitted:
-    """Generate another version of an answer, identical before `place` (run, token) and continuing with `instead`.
+    """Generate another version of an answer, with the tokens `instead` from `place` (run, token) on.
 
     Raises Problem (409) if the conversation or the model has changed.
     """
@@ -493,9 +496,9 @@ async def take_up(services: ChatServices, left: Orphan) -> None:
     An answer that cannot be continued is marked as interrupted.
     """
     turns = services.turns
-    if not turns.lost(left.generation_id):  # it was started here in the meantime, or its last save failed
+    if not turns.lost(left.generation_id):  # the answer was started here in the meantime, or its last save failed
         if (turn := turns.find(left.generation_id)) is not None and turn.log.finished:
-            with contextlib.suppress(StorageError):  # a shared store reports the answer again
+            with contextlib.suppress(StorageError):  # if this fails, the next heartbeat reports the answer again
                 await services.shared.store.save_message(turn.message, left.owner, turn.trace)
         return
     pauses = chain(TAKE_UP_RETRY_SECONDS, repeat(TAKE_UP_RETRY_SECONDS[-1]))
@@ -530,7 +533,7 @@ async def _take_up(services: ChatServices, left: Orphan) -> None:
     if turn is None:
         await store.save_message(replace(message, state="interrupted"), owner)
         return
-    # Store the attempt first: if continuing the answer crashes the process, the next start must know.
+    # Store the increased number of tries first, so that an answer that crashes the process is not tried forever.
     await store.save_message(replace(message, state="running", renderer=0), owner, turn.trace)
     services.turns.start(turn, services.shared.requests.open(owner))
 
@@ -550,7 +553,7 @@ async def _left_turn(services: ChatServices, owner: str, message: StoredMessage)
         request, offer = await request_in(services, owner, view, choice)
     request = traced(request, message.generation_id)
     parts: tuple[Part, ...] = ()
-    if trace.every and not trace.runs:  # a question about every part starts over, with the same seeds
+    if trace.every and not trace.runs:  # a question about every part is asked again, with the same seeds
         parts = await _every_part(services, owner, view, request)
         request = replace(request, options=replace(request.options, token_ids=False))
         message = replace(message, content="", reasoning="")
@@ -632,7 +635,7 @@ async def summary_request(services: ChatServices, owner: str, view: ChatView, ch
     documents = await documents_in(services, owner, view, choice)
     messages = (*await _messages(view, documents), Message("user", SUMMARY_REQUEST))
     options = RequestOptions(
-        # The same options as in the chat, so that its prompt prefix is found in the cache.
+        # The same options as in the chat, so that the chat's cached prompt can be used.
         thinking=view.chat.thinking,
         tools=services.toolbox.definitions(view.settings.tool_names),
         tool_choice="none",
@@ -649,7 +652,7 @@ async def summary_request(services: ChatServices, owner: str, view: ChatView, ch
 async def _reserved(
     services: ChatServices, running: RunningRequest, request: Request, view: ChatView
 ) -> Prepared | None:
-    """Render the prompt and reserve quota before anything is stored."""
+    # Renders the prompt and reserves quota, before anything is stored.
     prepared = await prepared_request(services, request, text_size(view.line))
     if prepared is not None:
         await running.reserve(prepared.engine, asks(request, prepared))

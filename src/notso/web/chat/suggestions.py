@@ -84,7 +84,7 @@ class Suggestions:
             keep_thinking=settings.keep_thinking,
             documents=documents,
         )
-        # The tools are in the prompt only to match the chat's cached prefix; they cannot be called.
+        # The tools are in the prompt only so that it begins like the chat's cached prompt; they cannot be called.
         text = await self._generate(owner, chat, messages, settings, tools, conversation, choice, documents)
         if text is None:
             return []
@@ -107,7 +107,7 @@ class Suggestions:
         self.cancel()
         params = replace(settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
         options = RequestOptions(
-            thinking=chat.thinking,  # as in the chat, so that its prompt prefix is found in the cache
+            thinking=chat.thinking,  # the same as in the chat, so that the chat's cached prompt can be used
             tools=tools,
             tool_choice="none",
             date=chat.prompt_date,
@@ -139,7 +139,7 @@ async def whole_text(
 ) -> str | None:
     """Return the whole answer, or None if it is stopped, fails or takes longer than `seconds`.
 
-    `started` is called with the request, which allows stopping it.
+    `started` is called with the running request, so that it can be stopped.
     """
     running = requests.open(request.options.owner, counts=False)
     started(running)

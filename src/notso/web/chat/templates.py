@@ -1,6 +1,7 @@
-"""Rendering of page templates, with autoescape and in worker threads, and the filters that they use.
+"""Renders page templates in worker threads, with automatic escaping, and defines the filters that templates use.
 
-The sidebar groups chats by the day of last use and marks those that are unread or active.
+This module also groups the chats of the sidebar by the day of last use, and announces changes of their marks (a chat is
+marked while it is unread or active).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ LANGUAGE_COOKIE = "notso-language"
 
 
 def by_day(chats: Iterable[Chat], today: date | None = None) -> list[tuple[str, list[Chat]]]:
-    """Group chats by day as (heading, chats), in list order; pinned chats have their own heading."""
+    """Group chats by day as (heading, chats) pairs, keeping their order; pinned chats have their own heading."""
     today = today or date.today()
     groups: dict[str, list[Chat]] = {}
     for chat in chats:
@@ -123,7 +124,7 @@ TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 
 
 class Pages:
-    """Renders templates: whole pages, and fragments for htmx (names starting with an underscore)."""
+    """Renders templates: whole pages, and fragments for htmx, with file names that start with an underscore."""
 
     def __init__(self, assets: Assets, renderer: FairQueue, view: CommandView | None = None) -> None:
         view = view or CommandView(Plugins())

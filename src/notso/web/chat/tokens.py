@@ -1,7 +1,8 @@
 """Tokens of an answer with the alternatives at each position, and receipts of answers.
 
-A receipt records what is needed to reproduce an answer. An answer with tool calls consists of several runs, one per
-request to the engine.
+A receipt records what is needed to reproduce an answer; a sealed one has hashes in place of the text. A trace is the
+record of an answer's generation, which is stored with the answer. An answer with tool calls consists of several runs,
+one per request to the engine.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from notso.web.values.wording import words
 
 ALTERNATIVES = 20
 SHOWN_TOKENS = 2_000
-"""Tokens per page; an answer may have a hundred times as many."""
+"""Number of tokens shown at once; an answer may have a hundred times as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[st
 
 
 def run_at(trace: AnswerTrace, number: int | None, place: int) -> int:
-    """Return the number of a run (None: the last), checking that it has a token `place`. Raises Problem (400)."""
+    """Return the number of a run (None: the last). Raises Problem (400) if the run has no token `place`."""
     number = len(trace.runs) - 1 if number is None else number
     if not 0 <= number < len(trace.runs) or not 0 <= place < len(trace.runs[number].ids):
         raise Problem(400, words["error_form"])

@@ -26,7 +26,7 @@ from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
 LISTED_CHATS, MOST_LISTED = 100, 1000
-"""Chats that the sidebar loads at a time, and its maximum. The page of all chats lists the rest."""
+"""Number of chats that the sidebar loads at a time, and the most that it lists. The page *All chats* lists the rest."""
 
 STARTS = ("explain", "rewrite", "plan", "code")
 """Names of the prompt templates offered in a new chat."""
@@ -49,7 +49,7 @@ async def chat_page(
     toast: dict[str, str] | None = None,
 ) -> Response:
     """Render the page of a chat, or of a new chat in `project`."""
-    # Taken before anything is loaded, so that concurrent changes are announced to the page.
+    # Read before anything is loaded, so that concurrent changes are announced to the page.
     revision = view.revision if view is not None else services.feed.revision
     chat = view.chat if view is not None else None
     base = view.base if view is not None else await services.shared.store.chat_base(owner, project)
@@ -91,7 +91,7 @@ async def turns_view(
     *,
     toast: dict[str, str] | None = None,
 ) -> Response:
-    """Render the shown branch, or redirect to the chat without htmx."""
+    """Render the shown branch; without htmx, redirect to the chat's page."""
     chat, raw = view.chat, view.settings.raw_user_messages
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
@@ -120,7 +120,7 @@ async def turn_view(
     finished: bool,
     after: str = "",
 ) -> Response:
-    """Render some messages and update the composer. finished: whether their stream has ended.
+    """Render some messages and the message input. finished: whether the messages' stream has ended.
 
     after: the feed revision that the page has already received.
     """
@@ -159,7 +159,7 @@ async def list_context(services: ChatServices, owner: str, chat: Chat | None, co
 
 
 async def sidebar_context(services: ChatServices, owner: str, chat: Chat | None = None) -> dict[str, Any]:
-    """Return the sidebar of a page that must work even if the store fails; empty in that case."""
+    """Return the sidebar's context, or an empty one if the store fails."""
     try:
         return await list_context(services, owner, chat) | {"chat": chat}
     except StorageError:
@@ -281,7 +281,7 @@ async def find_project(services: ChatServices, owner: str, project_id: str) -> L
 
 
 async def own_project(services: ChatServices, owner: str, project_id: str) -> Library:
-    """Return a project that the user owns. Raises Problem (404, or 403 for a member)."""
+    """Return a project that the user owns. Raises Problem: 404, or 403 if the user is only a member."""
     project = await find_project(services, owner, project_id)
     if project.rights != "own":
         raise Problem(403, words["error_project_rights"])

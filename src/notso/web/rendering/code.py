@@ -1,4 +1,4 @@
-"""Code blocks, with syntax highlighting by Pygments in a fixed set of languages, using classes and no inline styles.
+"""Code blocks. Pygments highlights a fixed set of languages, with CSS classes instead of inline styles.
 
 Pygments' lexers use regular expressions, some of which take quadratic time or worse. A single match cannot be
 interrupted and holds the GIL. Therefore, lexers run in a child process, which a CPU timer kills if a block takes too

@@ -1,4 +1,4 @@
-"""Extensions of CommonMark that models use.
+"""Extensions of CommonMark that language models commonly use.
 
 Block extensions are <details>, alerts and some HTML tags without attributes. Inline extensions are bare URLs, footnote
 marks, quotations of documents, task list boxes, and emphasis next to Chinese, Japanese and Korean text.
@@ -49,7 +49,7 @@ def note_html(label: str) -> str:
 
 
 def _bare_address(state: StateInline, silent: bool) -> bool:
-    # The text rule stops at the colon of https://..., when the scheme is pending text.
+    # markdown-it's rule for text stops at the colon of https://...; at that point, the scheme is in `state.pending`.
     if state.src[state.pos] != ":" or state.linkLevel > 0:
         return False
     scheme = _SCHEME.search(state.pending)
@@ -228,9 +228,9 @@ def _emphasis(state: StateInline, silent: bool) -> bool:
 
 
 def _scan(state: StateInline, can_split_word: bool) -> Scanned:
-    # In CommonMark, emphasis does not end at marks with punctuation before and a letter after them. Chinese, Japanese
-    # and Korean text has no spaces between words, so next to it, punctuation counts as a letter, and a letter of these
-    # scripts as a space.
+    # In CommonMark, emphasis does not end at a mark that follows punctuation and precedes a letter, because words are
+    # expected to be separated by spaces. Chinese, Japanese and Korean text has no such spaces. Therefore, its
+    # characters count as a space on the outer side of a mark, and its punctuation as a letter on the inner side.
     scanned = state.scanDelims(state.pos, can_split_word)
     before = state.src[state.pos - 1] if state.pos > 0 else " "
     end = state.pos + scanned.length
@@ -267,7 +267,7 @@ def with_labels(html: str) -> str:
     if language.get() == "en":
         return html
     for name, word in _LABELS.items():
-        # Text from the model cannot contain this, because `<` is escaped.
+        # Text from the model cannot contain this tag, because `<` is escaped in text.
         button = f'<button class="{name}" type="button">'
         html = html.replace(f"{button}{table('en')[word]}</button>", f"{button}{words[word]}</button>")
     for kind in ALERTS:

@@ -1,7 +1,7 @@
 """Convert Markdown to safe HTML, block by block.
 
-Reference links are disabled because a later line could change a block that was already sent. Images become links
-because loading an image can leak the conversation. Blocks that exceed their budget become plain text.
+Reference links are disabled because a definition on a later line could change a block that was already sent. Images
+become links because loading an image can leak the conversation. Blocks that exceed their budget become plain text.
 
 The sanitizer must be the last step for HTML from model output; nothing may modify the HTML afterwards.
 """
@@ -98,7 +98,7 @@ RENDERER_VERSION = 9  # increase when the HTML of a text changes, so that stored
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
 MAX_PARAGRAPH_CHARACTERS = 16 * 1024
-MAX_NESTING = 32  # levels: a quotation is one level, a list with its item two
+MAX_NESTING = 32  # levels: a quotation is one level, and a list with its item is two
 
 _LINE_END = re.compile(r"\r\n?")
 # Lines as CommonMark counts them; str.splitlines also splits at U+2028, form feeds and others.
@@ -217,8 +217,8 @@ def _image(state: StateInline, silent: bool) -> bool:
 
 
 def _parser() -> MarkdownIt:
-    # Two more levels than our limit, so that ours applies first (a list adds two levels): at its own limit, markdown-it
-    # drops all content that follows.
+    # At its own limit, markdown-it drops all content that follows. It is two levels higher than ours, so that ours
+    # applies first even in a list, which adds two levels.
     parser = MarkdownIt(
         "commonmark", {"html": False, "breaks": True, "maxNesting": MAX_NESTING + 2}, renderer_cls=_Renderer
     )

@@ -1,8 +1,8 @@
 """Convert the formulas of an exported page to MathML, which browsers typeset without scripts or fonts.
 
-latex2mathml is recursive, has no limits and passes markup through. Therefore it runs in a child process with limited
-CPU time, and only the MathML elements and attributes that it needs are kept. The child process runs `main` of this
-module.
+latex2mathml is recursive, has no limits and copies markup in a formula to its output. Therefore it runs in a child
+process with limited CPU time, and only the MathML elements and attributes that it needs are kept. The child process
+runs `main` of this module.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def mathml_of(tex: str, look: str) -> str | None:
 
     try:
         root = ElementTree.fromstring(convert(tex, display="block" if look == "display" else "inline"))
-    except Exception:  # latex2mathml raises various exceptions; includes the time limit for a formula
+    except Exception:  # latex2mathml raises various exceptions, and the timer raises TimeoutError
         return None
     return _safe(root, tex)
 

@@ -32,8 +32,9 @@ class StreamingMarkdown:
     """Renders growing text. The final result equals that of render_markdown."""
 
     def __init__(self, budget: Budget | None = None) -> None:
-        # Complete blocks are charged to the message's budget. Repeated work has TICK_SECONDS at each update. After that
-        # time, the tail stays plain until its block ends, and the search for blocks waits for twice as much text.
+        # Complete blocks are charged to the message's budget. Work that is repeated at each update may take
+        # TICK_SECONDS. If rendering the tail takes longer, it is shown as plain text until its block ends; if the
+        # search for blocks takes longer, it is repeated only when there is twice as much text.
         self._budget = budget or Budget()
         self._text = ""
         self._held = ""  # a trailing CR, which may be followed by LF

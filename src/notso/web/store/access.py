@@ -97,7 +97,7 @@ class AccessStore(Protocol):
         """Add usage and end reservations, in one transaction."""
 
     async def reserve(self, day: date, owner: str, quota: Quota, wanted: Sequence[Wanted]) -> list[Reservation] | Used:
-        """Reserve quota for RESERVED_SECONDS, for each prompt and its answer; answers are shortened to what is left.
+        """Reserve quota for RESERVED_SECONDS, for prompts and answers; the part for answers is reduced if necessary.
 
         Used and reserved tokens never exceed the quota, even across processes. If the quota is exhausted, nothing is
         reserved and the usage is returned.

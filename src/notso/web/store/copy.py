@@ -1,4 +1,4 @@
-"""Verified copy of chats and keys from one database to another, each SQLite or PostgreSQL."""
+"""Copies chats and keys from one database to another (each is SQLite or PostgreSQL), and verifies the copy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Table:
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
-    truths: frozenset[str] = frozenset()
+    truths: frozenset[str] = frozenset()  # columns that contain booleans
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ async def _copy_access(source: str, target: str) -> tuple[Copied, ...]:
                 await each.open()
         if there is not None:
             if to_be is None:
-                # Create the file only now, so that a target without keys has none.
+                # Create the file of keys only now, so that a target without keys has no such file.
                 to_be = SQLiteAccessStore(Path(target))
                 closing.push_async_callback(to_be.close)
             return await _copied(there, to_be, ACCESS_TABLES)
@@ -149,7 +149,7 @@ async def _copied(
             if isinstance(to_db, Database):
                 to_db.begin_much()
             copied = _copy_tables(tables, from_db, to_db)
-            # Chats and keys are two transactions. The chats are committed when the keys are ready to commit.
+            # Chats and keys are copied in two transactions. If the keys cannot be committed, the chats are rolled back.
             if before_keeping is None:
                 return copied
             return (*copied, *asyncio.run_coroutine_threadsafe(before_keeping(), loop).result())

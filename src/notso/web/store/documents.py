@@ -1,7 +1,8 @@
 """Protocol for document libraries: documents, their text, and full-text search.
 
 A reading is the KV cache of documents that were processed as the start of a prompt. It is pinned on disk and shared by
-all chats about these documents.
+all chats about these documents. Its scope, made of the salts of the documents' libraries, limits its use to users with
+access to these libraries.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from notso.documents.values import Document
 
 DocumentState = Literal["queued", "parsing", "ready", "failed"]
 Rights = Literal["own", "add", "read"]
-"""`own`: all rights. `add`: read and add documents."""
+"""`own`: all rights. `add`: read and add documents. `read`: only read."""
 
 EVERYONE = ""
 """Owner id of libraries that all users can read."""
@@ -124,7 +125,7 @@ class StaleCache:
 
 
 class DocumentStore(Protocol):
-    """Store of libraries and documents, for the user `owner`. Methods raise StorageError.
+    """Store of libraries and documents; `owner` is the requesting user. Methods raise StorageError.
 
     Users can read their own libraries, those of EVERYONE and those that they are members of; other libraries are
     treated as unknown. Users can change only their own; a member may have the right to add documents. Methods that
@@ -169,7 +170,7 @@ class DocumentStore(Protocol):
         """Return the documents of a library, or of all readable libraries, oldest first."""
 
     async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
-        """Return those of the documents that are readable, oldest first."""
+        """Return the readable ones among these documents, oldest first."""
 
     async def content(self, owner: str, document_id: str) -> bytes:
         """Return the original file; empty for an unknown document."""
@@ -200,7 +201,7 @@ class DocumentStore(Protocol):
         """Claim the oldest queued document for parsing."""
 
     async def requeue(self) -> None:
-        """Queue documents again whose parsing was cut short by a restart; not for shared stores."""
+        """Queue the documents again that were being parsed at a restart. Not for shared stores."""
 
     async def finish(self, document_id: str, document: Document) -> bool:
         """Store the parsed document; return False if it was deleted in the meantime."""

@@ -1,4 +1,8 @@
-"""Heartbeats that renew the lease of this process and take over or interrupt turns of processes that have ended."""
+"""Periodically renews the lease of this process and handles turns of processes that have ended.
+
+A lease is a process's claim to the turns (questions with unfinished answers) that it generates. When the lease of a
+process has expired, another process takes over its turns or, if they cannot be continued, interrupts them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ class RunningTurns(Protocol):
 
 
 class Leases:
-    """Sends heartbeats. Calls `at_orphan` for turns that this process interrupts, `at_taken` for those to continue."""
+    """Sends heartbeats. Calls `at_orphan` for each turn that it interrupts, and `at_taken` for each it takes over."""
 
     def __init__(self, store: ChatStore, turns: RunningTurns) -> None:
         self.at_orphan: list[Callable[[Orphan], None]] = []

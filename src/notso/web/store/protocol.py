@@ -1,8 +1,9 @@
 """Protocol for the store of chats, and the values that it stores.
 
 A chat is a tree of messages: each edited question or regenerated answer starts another branch. One branch at a time is
-shown ("chosen"). A turn is a question with its answer. A generation is one run of the engine on an answer; its id names
-the stream.
+shown ("chosen"). A turn is a question with its answer. A generation is the process of generating an answer, or of
+continuing it; its id names the stream that pages follow. A generation consists of one or more requests to the engine
+("runs"), one for each round of tool calls.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Memory:
 class ChatBase:
     """Defaults of a user's chats."""
 
-    defaults: Mapping[str, SettingValue] = field(default_factory=dict)  # the user's, overridden by the project's
+    # Default settings: those of the user, overridden by those of the project.
+    defaults: Mapping[str, SettingValue] = field(default_factory=dict)
     project: Library | None = None
     memories: tuple[str, ...] = ()
 
@@ -113,8 +115,8 @@ class ToolUse:
     id: str
     name: str
     arguments: str  # JSON object
-    state: ToolState  # `waiting`: for permission; `interrupted`: by a stop of the server
-    round: int = 0  # calls of a round were generated together
+    state: ToolState  # `waiting`: permission is needed; `interrupted`: the answer ended before the call did
+    round: int = 0  # number of the round; the calls of a round were generated together
     result: str = ""
     duration_ms: float = 0.0
     content_at: int = 0  # characters of the answer before the call
@@ -152,8 +154,8 @@ class StoredMessage:
     tool_uses: tuple[ToolUse, ...] = ()
     model: str = ""  # name of the model that generated the answer, if known
     rating: Rating = 0
-    citations: tuple[Citation, ...] = ()  # the store keeps only those that the documents confirm
-    source: str = ""  # id in an imported file; written only
+    citations: tuple[Citation, ...] = ()  # the store keeps only those that it finds in the documents
+    source: str = ""  # id in an imported file; it is stored, but not read
 
     @property
     def active(self) -> bool:
@@ -168,10 +170,11 @@ class AnswerRun:
     content_at: int = 0  # characters of the answer before this run
     reasoning_at: int = 0  # characters of the reasoning before this run
     calls: int = 0  # tool calls before this run
-    is_apart: bool = False  # whether a tool call separates the text from the previous run's
+    is_apart: bool = False  # whether a tool call separates this run's text from that of the previous run
     hurry: bool = False  # whether the reasoning ended immediately
-    origin: str = ""  # from the engine's `started` event
-    limit: int = 0  # from the engine's `started` event
+    # From the engine's `started` event: a digest of the prompt and the model, and the maximum number of tokens.
+    origin: str = ""
+    limit: int = 0
     ids: tuple[int, ...] = ()  # tokens so far
     closed_at: tuple[int, ...] = ()  # positions at which the engine ended the reasoning
     tokens: int = 0  # set at the end of the run
@@ -184,11 +187,11 @@ class AnswerTrace:
     """Record of how an answer was generated, with which another process can continue it."""
 
     runs: tuple[AnswerRun, ...]  # empty if generation has not begun
-    model: str | None = None  # the setting `model`
-    tries: int = 0  # processes that started or continued the answer since its last new token or part
+    model: str | None = None  # value of the chat setting `model`
+    tries: int = 0  # number of starts and continuations of the answer since its last new token or part
     resumes: int = 0  # how often another process has continued the answer
     own: Mapping[str, SettingValue] | None = None  # settings of this version; None: the chat's
-    every: bool = False  # whether every part of the documents is asked separately
+    every: bool = False  # whether the question is asked separately about every part of the documents
     hurry: bool = False  # whether the reasoning ends immediately
     parts: int = 0  # with `every`, the number of parts answered so far
 
@@ -204,7 +207,7 @@ class NewTurn:
     user_message: StoredMessage
     assistant_message: StoredMessage
     idempotency_key: str
-    instead_of: str | None = None  # the question that this one is an edited version of
+    instead_of: str | None = None  # the question of which this one is an edited version
     # Last message of the branch ('': empty chat; None: the chosen branch). If it has a reply, the turn is refused.
     after: str | None = None
     trace: AnswerTrace | None = None  # without it, another process cannot continue the answer
@@ -254,7 +257,8 @@ class Heartbeat:
     """Result of a heartbeat."""
 
     orphans: tuple[Orphan, ...] = ()  # turns of ended processes that were interrupted; reported once
-    # Turns that this process must continue. They are reported until it knows them, because a result may be lost.
+    # Turns that this process must continue. They are reported again until they are in `known`, because the result of a
+    # heartbeat may be lost.
     taken: tuple[Orphan, ...] = ()
     lost: frozenset[str] = frozenset()  # own generations that others took over or interrupted after the lease expired
 
@@ -308,7 +312,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages that start with one first message. A chat whose first question was edited has several."""
+    """A first message and all messages below it. A chat has several if its first question was edited."""
 
     owner: str
     first_message_id: str
@@ -417,7 +421,7 @@ class ChatStore(Protocol):
     ) -> Heartbeat:
         """Renew this process's lease, and take over or interrupt turns of processes that have ended.
 
-        running: generations of this process. known: the same and those about to start; None if this process does not
+        running: generations of this process. known: these, and others about to start; None if this process does not
         continue turns of others. is_leaving: the process is stopping and takes over no turns. Call this every
         HEARTBEAT_SECONDS for shared stores, and once for others.
         """
@@ -428,7 +432,7 @@ class ChatStore(Protocol):
     async def chat_list(
         self, owner: str, limit: int, *, skip: int = 0, archived: bool = False, project: str = ""
     ) -> ChatList:
-        """Return a page of the chat list, or of a project's chats. Archived chats are included on request."""
+        """Return a page of the chat list, or of a project's chats. `archived`: with archived chats."""
 
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
@@ -445,7 +449,7 @@ class ChatStore(Protocol):
         """Return the branch that ends in message `last` (None: the chosen branch; '': an empty one).
 
         The line is empty for an unknown message. With `most_characters`, it starts at the newest finished summary, or
-        at the message with which it exceeds this length.
+        where the text from there to the end exceeds this length.
         """
 
     async def attachments_above(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
@@ -454,7 +458,7 @@ class ChatStore(Protocol):
     async def shown_chat(
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
-        """Return the newest `limit` messages of the branch through message `through`, rounded up to whole turns.
+        """Return the newest `limit` messages of the branch that contains `through`, rounded up to whole turns.
 
         Starts at message `first` if that is earlier, with at most MOST_SHOWN messages. The cost depends only on the
         number of messages returned.
@@ -502,7 +506,7 @@ class ChatStore(Protocol):
     ) -> TurnAccepted | TurnRefused:
         """Queue a finished answer for continuation with a new generation id.
 
-        Makes the branch through message `through` the shown one (None: a branch with the answer). `trace` replaces the
+        Makes the branch that contains `through` the shown one (None: a branch with the answer). `trace` replaces the
         trace of the existing text.
         """
 
@@ -520,7 +524,7 @@ class ChatStore(Protocol):
     async def update_chat(self, owner: str, chat_id: str, **changes: Any) -> bool: ...
 
     async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
-        """Return (owner, id) of the temporary chats that were last used before a time."""
+        """Return (owner, id) of the temporary chats that were last used before this time."""
 
     async def prompts(self, owner: str) -> list[SavedPrompt]: ...
 

@@ -102,7 +102,7 @@ class ApiRecords(Protocol):
     async def batch(self, owner: str, batch_id: str) -> StoredBatch | None: ...
 
     async def claim_batch(self, holder: str, busy: Sequence[str], now_ms: int) -> StoredBatch | None:
-        """Lease the oldest open batch without a valid lease whose owner is not in `busy`."""
+        """Lease the oldest open batch that has no valid lease and is not of an owner in `busy`."""
 
     async def renew_batch(self, batch_id: str, holder: str, now_ms: int) -> StoredBatch | None:
         """Renew the lease and return the batch, or None if another process holds the lease or the batch has ended."""
@@ -143,7 +143,7 @@ class ApiRecords(Protocol):
     async def claim_open_response(self, holder: str, known: Sequence[str], now_ms: int) -> OpenResponse | None:
         """Lease the oldest response without a valid lease.
 
-        Returns a response already leased to this process if it is not `known`, because an earlier result may be lost.
+        A response leased to this process is returned again if it is not `known`, as the first result may be lost.
         """
 
     async def leave_open_responses(self, holder: str) -> None:

@@ -23,7 +23,7 @@ N = TypeVar("N", bound=Node)
 
 
 def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None) -> list[Shown]:
-    """Return the branch through a message, or else the chosen or newest branch."""
+    """Return the branch that contains `through` (None: the chosen branch, or else the newest)."""
     children = _children(messages)
     line = branch(messages, chosen_root, through)
     before, after = _previous_user_messages(line), reversed([*_previous_user_messages(reversed(line))])
@@ -52,7 +52,7 @@ def _previous_user_messages(line: Iterable[StoredMessage]) -> Iterator[str | Non
 
 
 def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = None) -> list[N]:
-    """Return the shown branch from root to leaf. `nodes` must be in order of age, oldest first."""
+    """Return the shown branch from root to leaf. `nodes` must be sorted, oldest first."""
     nodes = list(nodes)
     children = _children(nodes)
     wanted = _line_to(nodes, through)

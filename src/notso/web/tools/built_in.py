@@ -126,7 +126,7 @@ MAX_NAME_CHARACTERS = 64
 
 
 def spelt(zone: str, now: datetime) -> str:
-    """Return an aware time as a sentence, in `zone` or ('') the local zone. Raises ToolError for an unknown zone."""
+    """Return a timezone-aware time as text, in `zone` ('': the local zone). Raises ToolError for an unknown zone."""
     name = zone_named(zone) if zone.strip() else ""
     local = now.astimezone(ZoneInfo(name)) if name else now.astimezone()
     offset = local.strftime("%z")
@@ -148,7 +148,7 @@ def zone_named(text: str) -> str:
 
 @cache
 def _zones() -> dict[str, str]:
-    # Maps lower-case names, and names of cities if they are unambiguous.
+    # Maps names of zones in lower case, and names of cities that occur in only one zone, to names of zones.
     names = sorted(name for name in available_timezones() if not name.startswith(("posix", "right", "System")))
     cities: dict[str, list[str]] = {}
     for name in names:

@@ -1,4 +1,7 @@
-"""Definition of a tool: its description for the model, and the function to call."""
+"""Definition of a tool: its description for the model, and the function to call.
+
+`Surroundings` is the context of a call: the user, the chat and its attachments, and a way to ask the user.
+"""
 
 from __future__ import annotations
 

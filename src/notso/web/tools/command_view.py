@@ -21,7 +21,7 @@ _COMMAND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """A plugin on the settings page. `gives`: names of tools etc. by kind. `pages`: titles by address."""
+    """A plugin on the settings page. `gives`: names of its tools etc. by kind. `pages`: titles of pages by address."""
 
     name: str
     state: str

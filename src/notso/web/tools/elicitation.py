@@ -29,7 +29,7 @@ MAX_LABEL_CHARACTERS = 200
 MAX_CHOICE_CHARACTERS = 200
 MAX_VALUE_CHARACTERS = 2_000
 MAX_NUMBER_CHARACTERS = 40
-LARGEST_BOUND = 1e15  # larger bounds have no effect on typed text
+LARGEST_BOUND = 1e15  # larger bounds in a schema are ignored
 
 Kind = Literal["text", "email", "uri", "date", "date-time", "number", "integer", "boolean", "choice", "choices"]
 Value: TypeAlias = str | int | float | bool | list[str]
@@ -86,7 +86,7 @@ def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicita
 
 
 def values_of(question: Elicitation, form: Mapping[str, str]) -> dict[str, Value]:
-    """Return the values in the form, by the server's names, without empty ones.
+    """Return the form's non-empty values, keyed by the server's field names.
 
     In the form, `value-N` is the value of field N, or the index of its choice; `value-N-M` is present if choice M is
     checked. Raises Problem (400).

@@ -27,9 +27,9 @@ from notso.web.values.visible_text import visible_line
 
 
 class HttpHosts:
-    """Hosts that unencrypted connections are allowed to: loopback, and names, addresses and networks in the settings.
+    """Hosts to which unencrypted connections are allowed: loopback, and the names and networks in `allowed`.
 
-    Raises SettingsError for invalid ones.
+    Raises SettingsError if one of them is invalid.
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -61,11 +61,11 @@ MAX_NAME_CHARACTERS = 32
 
 MAX_LABEL_CHARACTERS = 80
 MAX_NAMED = 12
-"""Maximum number of names listed in a message; the rest is counted."""
+"""Maximum number of names listed in a message, which gives only the number of the others."""
 
 _CONTAINERS = ("mcpServers", "servers", "mcp_servers", "context_servers", "mcp", "mcp.servers", "amp.mcpServers")
-"""Keys that contain servers, in this order: Claude, Cursor, Cline and most others; VS Code; Codex; Zed; opencode and
-Crush; old versions of VS Code; Amp."""
+"""Keys that contain servers. They are used, in this order, by Claude, Cursor, Cline and most others; VS Code; Codex;
+Zed; opencode and Crush; old versions of VS Code; Amp."""
 
 _BESIDE = {"$schema", "inputs", "version", "schema", "schema_version"}
 """Top-level keys that are ignored silently."""
@@ -143,9 +143,9 @@ class _Unusable(Exception):
 
 
 def read_mcp_config(path: Path, allowed_http: Iterable[str] = ()) -> McpConfig:
-    """Read a configuration file: TOML if it has that extension, or else JSON, with comments and trailing commas.
+    """Read a configuration file: TOML if its extension is .toml, or else JSON with comments and trailing commas.
 
-    allowed_http: hosts and networks that unencrypted connections are allowed to, in addition to loopback.
+    allowed_http: hosts and networks to which unencrypted connections are allowed, in addition to loopback.
 
     Raises SettingsError if the file cannot be read or parsed, or contains no servers.
     """
@@ -229,7 +229,7 @@ def _rows(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any]], list
         others = sorted(set(value) - {"servers", "inputs"})
         return rows, notes + ([LeftOut(path.name, f"ignored in mcp: {_listed(others)}")] if others else [])
     notes = [_repeated(each) for each in repeated_keys(value)]
-    if key == "mcp":  # may also contain settings
+    if key == "mcp":  # this object may also contain settings, which are not objects
         others = [name for name, each in value.items() if not isinstance(each, dict)]
         notes += [LeftOut(path.name, f"ignored in mcp: {_listed(others)}")] if others else []
         return [(name, each) for name, each in value.items() if isinstance(each, dict)], notes
@@ -433,7 +433,7 @@ class _Reader:
 
     def _tools(self, entry: Mapping[str, Any], keys: Iterable[str]) -> frozenset[str] | None:
         given = self._first(entry, keys)
-        if isinstance(given, dict):  # names with a switch each
+        if isinstance(given, dict):  # maps names to true or false
             given = [name for name, value in given.items() if _is_true(value)]
         if isinstance(given, list) and all(isinstance(each, str) for each in given):
             return frozenset(given)
@@ -549,7 +549,7 @@ def read_commented_json(text: str) -> Any:
 
 
 def repeated_keys(value: object) -> tuple[str, ...]:
-    """Return the duplicate keys of an object from `read_commented_json`, which contains the last value of each."""
+    """Return the duplicate keys of an object from `read_commented_json`, which keeps the last value of each."""
     return value.repeated if isinstance(value, _Object) else ()
 
 

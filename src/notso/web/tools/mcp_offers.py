@@ -1,4 +1,4 @@
-"""Prompts and text resources of MCP servers, which are slash commands on the chat page."""
+"""Prompts and text resources of MCP servers, which the chat page offers as slash commands."""
 
 from __future__ import annotations
 

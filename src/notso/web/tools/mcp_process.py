@@ -43,13 +43,13 @@ from notso.web.values.visible_text import visible_line
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # large enough for an image, which is then removed from the result
 MAX_MESSAGE_ITEMS = 50_000  # commas and opening brackets; parsing this many blocks the event loop for 50 ms
-MAX_LISTED_TOOLS = 200  # per page of a list, each of which the library validates
+MAX_LISTED_TOOLS = 200  # per page of a list; the library validates each tool
 MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
 MAX_OPEN_REQUESTS = 16  # unanswered requests from the server
 NICENESS = 10  # lower priority than the pages and the model
 READ_BYTES = 65_536
-PIECE_SECONDS = 0.005  # after this much time of parsing a server's messages,
-REST = 19  # pause for this many times as long, which limits a server to a twentieth of the event loop
+PIECE_SECONDS = 0.005  # time of parsing a server's messages after which to pause
+REST = 19  # the pause is this many times as long as the parsing, which limits a server to 5% of the event loop's time
 WRITE_SECONDS = 10.0  # time for a server to read a message
 LEAVE_SECONDS = 2.0  # time for a server to exit after the end of its input
 TERMINATE_SECONDS = 1.0  # time to exit after SIGTERM
@@ -61,9 +61,9 @@ Said = SessionMessage | Exception
 
 
 class McpProcess:
-    """Transport for `mcp.Client`: an asynchronous context manager during which the server's process runs.
+    """Transport for `mcp.Client`: an asynchronous context manager that runs the server's process.
 
-    Processes in the same process group end with it. Raises OSError if it cannot be started.
+    At the end, the process group is killed. Raises OSError if the process cannot be started.
     """
 
     def __init__(self, entry: McpEntry) -> None:
@@ -210,7 +210,7 @@ class McpProcess:
 
 
 def declare_forms_only(message: JSONRPCMessage) -> None:
-    """Declare elicitation with forms only; the library also declares URLs."""
+    """Remove elicitation by URL, which the library declares, from our capabilities."""
     params = message.params if isinstance(message, JSONRPCRequest) and message.params else {}
     for offered in (params.get("capabilities"), (params.get("_meta") or {}).get(CLIENT_CAPABILITIES)):
         if isinstance(offered, dict) and isinstance(offered.get("elicitation"), dict):
@@ -275,7 +275,7 @@ NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
 
 
 class McpAddress:
-    """Transport for `mcp.Client`: an asynchronous context manager with a session.
+    """Transport for `mcp.Client`: an asynchronous context manager that holds a session.
 
     `ended` is set when a new session is needed, and `fault` is the reason: the session expired, or the server exceeded
     a limit. `refused` is set if the server does not support streamable HTTP.
@@ -362,7 +362,7 @@ class McpAddress:
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """httpx transport that aborts responses at the limits."""
+    """httpx transport that aborts responses that exceed the limits."""
 
     def __init__(self, owner: McpAddress) -> None:
         super().__init__()

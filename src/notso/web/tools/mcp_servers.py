@@ -1,6 +1,6 @@
 """Tools, prompts and resources of MCP servers, which run as child processes or at a URL.
 
-Only this module, `mcp_offers` and `mcp_process` import `mcp`, which is installed by the extra of that name.
+Only this module, `mcp_offers` and `mcp_process` import `mcp`, an optional dependency (`notso[mcp]`).
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class McpServer:
             self._asks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        # If several calls are running, reply `cancel`, because the protocol does not say which call this is for.
+        # If several calls are running, reply `cancel`, because the protocol does not say to which call a request
+        # belongs.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         if len(self._asks) != 1:
@@ -299,7 +300,7 @@ class McpServer:
 
 
 class McpServers:
-    """All servers of a configuration, and its skipped parts. Use it on the event loop."""
+    """All servers of a configuration, and the skipped parts. Use it on the event loop."""
 
     def __init__(self, entries: Sequence[McpEntry], left_out: Sequence[LeftOut] = ()) -> None:
         self._entries = entries

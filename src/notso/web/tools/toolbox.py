@@ -1,4 +1,4 @@
-"""All tools by name, and their execution, limited in time and output.
+"""Looks up tools by name and calls them, with limits on the time and output of a call.
 
 Tools of plugins run in the plugin's process.
 """
@@ -68,7 +68,7 @@ def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
         except PluginError as error:
             raise ToolError(str(error)) from None
 
-    # The plugin has its own timeout, which disables it; the toolbox's timeout is longer.
+    # A call that exceeds `seconds` disables the plugin. The toolbox's timeout is longer, so that this happens first.
     tool = ChatTool(str(row["name"]), description, row["parameters"], run, process.name, seconds + 2 * SEND_SECONDS)
     return tool
 

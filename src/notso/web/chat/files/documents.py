@@ -43,7 +43,7 @@ class Unreadable(Exception):
 
 
 class Document(NamedTuple):
-    """A JSON value. `listed`: it is an entry of a top-level list."""
+    """A JSON value. `listed`: whether it is an entry of a top-level list."""
 
     value: Any
     listed: bool
@@ -210,7 +210,7 @@ class _JsonText:
         return Unreadable("import_broken", reason=f"syntax error at character {place}")
 
     def _read_more(self) -> None:
-        # Double the amount of text, because a value that needs several chunks is parsed again after each.
+        # Double the amount of text, because a value that needs several chunks is parsed again after each chunk.
         piece = self._read(max(CHUNK, len(self._text) - self._at))
         self._before += self._at
         self._text = self._text[self._at :] + piece

@@ -52,7 +52,7 @@ def chats_in(store: ChatStore, kept: Iterable[tuple[str, str]]) -> Iterator[tupl
 
 
 def conversation(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Row | None:
-    """Return the shown branch up to its last finished answer that is not rated down, or None."""
+    """Return the shown branch up to its last finished answer that is not rated down as a training row, or None."""
     shown = [each.message for each in shown_path(whole.messages, whole.chat.chosen_root)]
     # Stop before an unfinished message.
     cut = next((at for at, message in enumerate(shown) if not _is_whole(message)), len(shown))

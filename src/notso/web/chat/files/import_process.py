@@ -33,7 +33,7 @@ def entries(body: bytes) -> Iterator[Entry]:
     """Parse a file and yield its chats, followed by what was left out or why the file was rejected.
 
     Kinds: "own" (a chat in our export format), "openai" (a message list), "left_out" (counts by kind) and "refused"
-    (a message's key and values).
+    (key and values of an error message).
     """
     left_out = Counter[str]()
     try:

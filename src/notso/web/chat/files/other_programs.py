@@ -282,7 +282,7 @@ class Reader:
 
 
 def _reader_of(value: JSON) -> Callable[[JSON, Reader], JSON] | None:
-    """Recognize the program by its characteristic fields."""
+    # Recognizes the program by its characteristic fields.
     messages = value.get("messages")
     first = messages[0] if isinstance(messages, list) and messages else None
     if isinstance(value.get("mapping"), dict):
@@ -586,7 +586,7 @@ def _librechat(document: JSON, reader: Reader) -> JSON:
     options = document.get("options") or {}
     nodes: list[Node] = []
     found = document.get("messagesTree") or document.get("messages") or []
-    stack: list[tuple[JSON, str | None]] = [(each, None) for each in reversed(found)]  # recursive exports nest messages
+    stack: list[tuple[JSON, str | None]] = [(each, None) for each in reversed(found)]  # exports may nest messages
     while stack:
         message, above = stack.pop()
         role: Literal["user", "assistant"] = "user" if message.get("isCreatedByUser") else "assistant"
@@ -688,7 +688,7 @@ def _fill_llama_cpp(node: Node, message: JSON, reader: Reader) -> None:
 
 
 def _source(program: str, identity: Any, document: JSON) -> str:
-    """Identify a chat by its program and id, or by its digest if it has no id."""
+    # Identifies a chat by its program and id, or by its digest if it has no id.
     if not isinstance(identity, str) or not identity:
         identity = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     return f"{program}:{_id(identity)}"
@@ -712,7 +712,7 @@ def _ranks(lists: Iterable[Any]) -> dict[str, int]:
 
 
 def _ms(value: Any, *, per_unit: int = 1000) -> int:
-    """Return a time in milliseconds, limited to now; 0 if invalid."""
+    # Returns a time in milliseconds, at most the current time; 0 if it is invalid.
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)

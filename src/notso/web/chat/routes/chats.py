@@ -70,7 +70,7 @@ async def show_all(
     count: str = "",
     undo: str = "",
 ) -> Response:
-    """Show a page of all chats; `did`, `count` and `undo` report the change that redirected here."""
+    """Show a page of the list of all chats; `did`, `count` and `undo` report the change that redirected here."""
     toast = None
     if did in ACTIONS and count.isdecimal() and len(count) < 9:
         toast = {"text": words[ACTIONS[did]].format(count=int(count)), "undo_url": ""}
@@ -155,7 +155,7 @@ async def _page(
 
 router = APIRouter()
 
-MAX_HITS, MOST_HITS = 40, 1000  # shown initially, and at most
+MAX_HITS, MOST_HITS = 40, 1000  # number of search results that are shown at first, and their maximum
 MAX_QUERY_CHARACTERS = 200
 _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
 """Markdown syntax, removed from search hits because they are shown as plain text."""
@@ -335,7 +335,7 @@ async def suggestions(request: Request, services: Services, owner: Owner, chat_i
         return Response(status_code=204)
     tools = services.toolbox.definitions(settings.tool_names)
     engine, choice = await loaded_engine(*models_of(services), settings.model)
-    if engine is None:  # a model is not loaded only for suggestions
+    if engine is None:  # do not load a model only for suggestions
         return Response(status_code=204)
     documents = await documents_in(services, owner, view, choice)
     found = await services.suggestions.after(owner, chat, line, settings, tools, view.first_id, choice, documents)

@@ -43,7 +43,7 @@ Part = Literal["answer", "reasoning", "all", "note"]
 async def show_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str, after: str = ""
 ) -> Response:
-    """Show a message whose stream has ended, and update the composer."""
+    """Show a message after the end of its stream, and update the message input."""
     view = await read_shown(services, owner, chat_id, through=message_id)
     shown = next((each for each in view.path if each.message.id == message_id), None)
     if shown is None and is_id(message_id):

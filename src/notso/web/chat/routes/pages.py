@@ -195,7 +195,7 @@ async def attached(services: Services, owner: Owner, generation_id: str) -> tupl
     turn = services.turns.find(generation_id)
     if turn is not None:
         return message, turn.log
-    message = await find_generation(services, owner, generation_id)  # again: the turn may have ended since
+    message = await find_generation(services, owner, generation_id)  # again, because the turn may have ended
     log = await services.relay.log_of(owner, message) if message.active else None
     if log is not None:
         return message, log

@@ -2,7 +2,7 @@
 
 For previews, the sanitizer removes scripts and resources that load automatically, and the frame's content security
 policy blocks whatever remains. The frame for diagrams has an opaque origin that cannot load the page's files, so its
-scripts are inlined, and its policy allows only scripts with these digests.
+scripts are inlined, and its policy allows only these scripts, by their digests.
 """
 
 from __future__ import annotations

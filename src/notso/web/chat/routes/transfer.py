@@ -119,7 +119,7 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
     if kind not in (*IMPORT_TYPES, FORM_TYPE):
         raise Problem(415, words["import_unknown"])
     body = await request.body()
-    # Limit imports until their chats are stored, because a parsed file takes several times its size in memory.
+    # The limit on imports includes storing the chats, because a parsed file takes several times its size in memory.
     async with services.importing.turn(owner):
         if kind == FORM_TYPE:
             form = body

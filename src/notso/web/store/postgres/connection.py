@@ -293,7 +293,7 @@ _DEFAULTS = {
 
 
 class _EscapedText(StrDumperUnknown):
-    """Escapes U+0000, which PostgreSQL cannot store in text, as U+0001 '0', and U+0001 as U+0001 '1'."""
+    # Escapes U+0000, which PostgreSQL cannot store in text, as U+0001 '0', and U+0001 as U+0001 '1'.
 
     def dump(self, obj: str) -> Buffer | None:
         if "\x00" in obj or "\x01" in obj:

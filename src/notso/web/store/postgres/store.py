@@ -21,7 +21,7 @@ T = TypeVar("T")
 WRITE_THREADS = 4
 READ_THREADS = 4
 LEASE_THREADS = 1  # heartbeats have their own thread so that they need not queue
-COMMIT_SPREAD = 1000  # transactions may commit out of the order of their identity numbers
+COMMIT_SPREAD = 1000  # this many numbers are read again, because transactions may commit in another order
 
 
 class PostgresStore(SQLStore):

@@ -44,8 +44,6 @@ DELETE FROM {table} WHERE number IN (
 
 
 class SQLAccessStore(ABC):
-    """Base class of the SQL implementations of AccessStore."""
-
     NOW_MS: ClassVar[str]  # SQL expression for the database's time in milliseconds
     ALONE: ClassVar[str] = ""  # statement that locks an owner until the transaction ends
 

@@ -41,7 +41,7 @@ from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.ids import new_id
 
 STALE_DAYS = 30  # for shared databases; operators must clear the disk cache of a server that was down for longer
-COMMIT_SPREAD = 1000  # transactions may commit out of the order of their numbers
+COMMIT_SPREAD = 1000  # this many numbers are read again, because transactions may commit in another order
 ROWS_AT_ONCE = 200
 
 DOCUMENT_COLUMNS = tuple(each.name for each in fields(StoredDocument))
@@ -54,7 +54,7 @@ _READABLE = f"SELECT library_id FROM library_readers WHERE reader IN (?, '{EVERY
 _OWN = "library_id IN (SELECT id FROM libraries WHERE owner = ?)"
 _ADDABLE = "SELECT library_id FROM library_readers WHERE reader = ? AND rights <> 'read'"
 _STALE = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
-_IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"  # matches the partial index
+_IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"  # selects the partial index
 DELETED_AT_ONCE = 20  # documents deleted in one transaction
 
 
@@ -112,7 +112,7 @@ class SQLDocuments:
                 db.execute("UPDATE chats SET project = '' WHERE project = ? AND project <> ''", (library_id,))
 
         def shorten(db: Database) -> bool | None:
-            """Delete some documents, or else the library; return None while documents are left."""
+            # Deletes some documents, or else the library. Returns None while documents are left.
             sql = f"SELECT id FROM documents WHERE library_id = ? AND {_OWN} LIMIT {DELETED_AT_ONCE}"
             some = db.execute(sql, (library_id, owner)).fetchall()
             for row in some:
@@ -352,9 +352,9 @@ def index_again(db: Database, document_id: str) -> None:
 
 
 def confirmed(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
-    """Return an answer whose citations are verified.
+    """Return an answer with verified citations.
 
-    A citation is marked as in no document if the owner may not read the document or its text differs.
+    A citation is marked as being in no document if the owner may not read the document or its text differs.
     """
     if not message.citations:
         return message

@@ -205,7 +205,7 @@ class SQLRecords:
             finished = StoredFile(
                 file.id, file.name, file.purpose, int(held["bytes"]), file.created_ms, file.expires_ms
             )
-            db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # may exist after a crash
+            db.execute("DELETE FROM api_files WHERE id = ?", (file.id,))  # the file may exist already, after a crash
             db.execute(_ADD_FILE, (owner, *_values(finished)))
             return finished
 

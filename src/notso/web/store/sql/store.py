@@ -77,7 +77,7 @@ _COUNTED = """
     ) AS counted
 """
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
-_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # matches the partial index
+_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # selects the partial index
 _MEMORIES = "SELECT id, text, created_ms FROM memories WHERE owner = ? ORDER BY created_ms, id"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _SHARE = "id, owner, chat_id, message_id, created_ms, expires_ms"
@@ -134,7 +134,7 @@ def add_share(db: Database, owner: str, share: Share) -> bool:
 def _writing(
     work: Callable[Concatenate[Database, str, P], T],
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
-    """Turn a function of tree_writes into a method that runs in a transaction."""
+    # Turns a function of tree_writes into a method that runs it in a transaction.
 
     async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.write(lambda db: work(db, owner, *args, **kwargs), owner)
@@ -145,7 +145,7 @@ def _writing(
 def _adding(
     work: Callable[Concatenate[Database, str, P], T],
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
-    """Like `_writing`, with the limit on an owner's stored text."""
+    # Like `_writing`, but also enforces the limit on an owner's stored text.
 
     async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._add(owner, lambda db: work(db, owner, *args, **kwargs))

@@ -155,7 +155,7 @@ def edit_message(
     )
     update_message(db, owner, assistant_message)
     db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
-    _begin_trace(db, owner, message_id, None)  # the trace is that of the old text
+    _begin_trace(db, owner, message_id, None)  # delete the trace, which belongs to the old text
     _choose_through(db, owner, chat_id, message_id, through)
     db.index_message(owner, assistant_message)
     return True
@@ -530,7 +530,7 @@ def purge_piece(db: Database, trash_id: str) -> bool:
 
 
 def _thrown(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return the chats of a trash id, each with a condition that selects its messages."""
+    # Returns the chats of a trash id, each with a condition that selects its messages.
     if trash["kind"] == "messages":
         return [(trash["chat_id"], " AND trash_id = ?", (trash["id"],))]
     rows = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash["id"],)).fetchall()

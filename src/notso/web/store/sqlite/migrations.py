@@ -94,7 +94,7 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO texts (rowid, body) SELECT number, content FROM indexed
         JOIN messages ON messages.id = indexed.message_id;
     """,
-    # 3: responses of the Responses API, with the conversation that can be continued.
+    # 3: responses of the Responses API, with their conversations, so that these can be continued.
     """
     CREATE TABLE responses (
         id TEXT PRIMARY KEY,
@@ -139,8 +139,8 @@ MIGRATIONS: tuple[str, ...] = (
     UPDATE messages SET size = 500 + length(content) + length(reasoning) + length(attachments) + length(tool_uses);
     CREATE INDEX sizes_of_owners ON messages (owner, size);
     """,
-    # 8: SQLite assumes that an owner has ten messages and preferred sizes_of_owners to the index of ids. With a
-    # condition, the index is used only for the sum of sizes.
+    # 8: SQLite's query planner assumes ten messages per owner, and therefore preferred sizes_of_owners to the index of
+    # ids. As a partial index, sizes_of_owners is used only for the sum of sizes.
     """
     DROP INDEX sizes_of_owners;
     CREATE INDEX sizes_of_owners ON messages (owner, size) WHERE size > 0;
