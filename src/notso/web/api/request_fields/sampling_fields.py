@@ -68,16 +68,16 @@ class AbsentSamplerFields(Fields):
     tfs_z: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
     top_a: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
     dynatemp_range: Annotated[Off0 | None, inert("0: off", "use temperature")] = None
-    dynatemp_exponent: Annotated[Number | None, hint("the range is 0", "1", done=(1,))] = None
+    dynatemp_exponent: Annotated[Number | None, hint("dynatemp_range is 0", "1", done=(1,))] = None
     mirostat_tau: Annotated[Number | None, hint("mirostat is off")] = None
     mirostat_eta: Annotated[Number | None, hint("mirostat is off")] = None
     smoothing_factor: Annotated[Off0 | None, inert("0: off", "use temperature or min_p")] = None
-    guidance_scale: Annotated[Off1 | None, inert("1: off", "describe what to avoid in the messages")] = None
+    guidance_scale: Annotated[Off1 | None, inert("1: off", "describe in the messages what to avoid")] = None
     length_penalty: Annotated[Off1 | None, inert("1: off", "use max_tokens")] = None
     no_repeat_ngram_size: Annotated[Off0 | None, inert("0: off", "use repeat_penalty or dry_multiplier")] = None
     top_n_sigma: Annotated[Off | None, inert("0 or -1: off", "use top_k, top_p or min_p")] = None
     adaptive_target: Annotated[OffBelow0 | None, inert("-1: off", "use temperature, top_p or min_p")] = None
-    adaptive_decay: Annotated[Number | None, hint("that sampler is off")] = None
+    adaptive_decay: Annotated[Number | None, hint("adaptive_target is off")] = None
     min_keep: Annotated[Off0 | None, inert("0: off", "remove this field")] = None
     n_indent: Annotated[Off0 | None, inert("0: off", "remove this field")] = None
     t_max_predict_ms: Annotated[
@@ -93,7 +93,7 @@ class AbsentSamplerFields(Fields):
     sampler_order: Annotated[Any, hint(_ORDER)] = None
     sampler_priority: Annotated[Any, hint(_ORDER)] = None
     temperature_last: Annotated[bool | None, hint(_ORDER, "false", done=(False,))] = None
-    smoothing_curve: Annotated[Number | None, hint("that sampler is off")] = None
+    smoothing_curve: Annotated[Number | None, hint("smoothing_factor is 0")] = None
     skew: Annotated[Off0 | None, inert("0: off", "use top_p or min_p")] = None
     typical: Annotated[Off1 | None, inert("1: off", "use typical_p")] = None
     epsilon_cutoff: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
@@ -232,7 +232,7 @@ class SamplingFields(AbsentSamplerFields):
 SAMPLING_NOTES: Notes = {
     "model": works("a name listed by `GET /v1/models`; optional"),
     **sampling_notes("openai"),
-    "n": works("number of choices, up to the server's concurrent responses; with a seed, choice i uses seed + i"),
+    "n": works("number of choices, at most the server's limit of concurrent responses; with a seed, choice i uses seed + i"),
     "stream": works("true: events with chunks"),
     "stream_options": works("`include_usage` adds a final chunk with token counts"),
     "return_progress": works("true: chunks with `prompt_progress` during prefill"),
