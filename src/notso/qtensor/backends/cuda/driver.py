@@ -33,7 +33,7 @@ def has_driver() -> bool:
 
 
 def architectures() -> tuple[int, ...]:
-    """Return the architectures that this build has machine code for; none if built without nvcc."""
+    """Return the GPU architectures that this build has machine code for; none if built without nvcc."""
     return tuple(int(number) for number in native.cuda_architectures().split())
 
 
@@ -102,7 +102,7 @@ class Graph:
 
 
 def ask(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call the native module and translate its errors."""
+    """Call a native function and translate its errors to this package's."""
     try:
         return call(*arguments, **named)
     except native.CudaUnavailable as error:
