@@ -19,7 +19,7 @@ EXAMPLES = """\
 _COMMAND = exit_codes.Command("chat")
 _FENCE = '"""'
 ReadLine = Callable[[str], str]
-"""Function that shows a prompt and reads a line. Raises EOFError, and KeyboardInterrupt on Ctrl-C."""
+"""Function that shows a prompt and reads a line; raises EOFError at the end of input and KeyboardInterrupt on Ctrl-C."""
 
 
 @takes_sampling
@@ -101,7 +101,7 @@ def _handle(conversation: Conversation, text: str) -> bool:
 
     outcome = Outcome(question=text)
     try:
-        # Two slashes escape a message that begins with one.
+        # A message that begins with a slash is entered with two slashes.
         if text.startswith("//"):
             outcome = Outcome(question=text[1:])
         elif text.startswith("/"):

@@ -11,16 +11,16 @@ from notso.qtensor.backends.cpu.kernel_choice import native
 from notso.qtensor.errors import OperandError
 
 WINDOW_BYTES = 1 << 26
-"""Bytes per measurement (window): one to two milliseconds at 40 to 60 GB/s. The fastest window counts, because memory
-speed may change within seconds and other programs use the processor."""
+"""Bytes per measurement (window), which takes one to two milliseconds at 40 to 60 GB/s. The fastest window counts,
+because memory speed may change within seconds, and other programs may slow a window down."""
 
 WINDOW_SECONDS, WINDOWS = 1.5e-3, 32
 """Duration of a measurement of byte products, and number of measurements."""
 
 
 PLACES = (1, 2, 4)
-"""Numbers of positions from which a thread can read alternately; 1 is sequential. Most processors prefetch within a
-page, and therefore read faster from several positions."""
+"""Possible numbers of positions from which a thread reads alternately; 1 is sequential reading. Most processors
+prefetch only within a page, and are therefore faster when they read from several positions."""
 
 
 def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
