@@ -1,6 +1,6 @@
 """Command that installs an extra (optional dependencies), for error messages."""
 
-# It names a file or folder, because the package is not on an index.
+# The command names a file or folder, because the package is not on an index.
 
 from __future__ import annotations
 
