@@ -39,7 +39,7 @@ def on_one_line(text: str) -> str:
 
 
 class Nowhere(io.TextIOWrapper):
-    """Stream that discards text; `lost` is set once any has been written."""
+    """Stream that discards text; `lost`: whether there was any."""
 
     lost = False
 

@@ -100,7 +100,7 @@ def prepare(container: Container) -> None:
 def read(
     file: BinaryIO, container: Container, extension: str, warnings: list[str], announce: Callable[[int], None]
 ) -> tuple[str, Callable[[], str], Iterator[str]]:
-    """Return kind, title and pages; iterating over the pages reads the file and may raise UnreadableError.
+    """Return kind, a function that returns the title, and the pages. Using these two may raise UnreadableError.
 
     Warnings are added to `warnings`; `announce` is called with the number of pages if it is known in advance.
     """

@@ -1,6 +1,6 @@
 """Check that two backends give the same bits for small random operations, in well under a second.
 
-The check runs before a device is used for a model. Kernel tests are in tests/qtensor.
+The check runs before a device is used for a model.
 """
 
 from __future__ import annotations

@@ -226,8 +226,9 @@ def _half(b: Bytes, start: int) -> Floats:
 
 def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     """Unpack (n, 12) bytes to (n, 8) scales and mins."""
-    # The first four bytes hold four scales in their low six bits, and the next four bytes hold four mins. The last four
-    # bytes hold the low nibbles of the other scales and mins; their upper two bits are the top bits of the first eight.
+    # The low six bits of the first four bytes are four scales, and those of the next four bytes are four mins. The last
+    # four bytes hold the low nibbles of the other scales and mins, and the top bits of the first eight bytes hold the
+    # upper two bits of these.
     first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     mins = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
@@ -248,7 +249,7 @@ def unpack_q4_k(b: Bytes) -> SuperBlocks:
 
 def unpack_q5_k(b: Bytes) -> SuperBlocks:
     """Unpack (n, 176): d[2] dmin[2] scales[12] qh[32] qs[128]."""
-    # Bit j of qh[l] is the fifth bit of value l in run j.
+    # Bit j of qh[l] is the fifth bit of value l in run j (a run has 32 values).
     scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
     low = _unpack_nibbles(b[:, 48:].astype(np.int32), 32)
     bits = b[:, None, 16:48].astype(np.int32) >> np.arange(8)[:, None] & 1

@@ -39,7 +39,7 @@ from notso.qtensor.formats import (
 )
 from notso.qtensor.reference.blocks import Bytes, Floats, pack_scales, quantise
 
-POOL = 4096  # distinct sets of scales
+POOL = 4096  # number of different sets of scales
 
 # Mean and standard deviation of uniform integers in 0..15, 0..31 and 0..63.
 _MEAN_4, _STD_4 = 7.5, 4.61
@@ -130,7 +130,7 @@ def _half_bytes(values: Floats) -> Bytes:
 
 
 def _scale_pool(format: Format, rng: np.random.Generator, std: float) -> tuple[int, Bytes]:
-    # Returns the offset of the scales in a block, and POOL sets of scale bytes.
+    # Returns the offset of the scales within a block, and POOL different values of these bytes.
     spread = rng.uniform(0.7, 1.3, POOL).astype(np.float32)
     sign = rng.choice(np.array([-1, 1], np.float32), POOL)
     if format in (Q4_K, Q5_K):

@@ -4,8 +4,8 @@ This is the numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arr
 uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
 Grids (the lookup tables of the IQ formats) are packed as in `native/kernels/portable/grid_codes.h`; a test compares
-both. The values in a grid's row are indices into the format's levels, in ascending order: eight of two bits (IQ1, IQ2),
-or four of four bits (IQ3). Source: ggml's `ggml-common.h`.
+both. A row of a grid consists of indices into the format's levels, which are in ascending order: eight indices of two
+bits (IQ1, IQ2), or four of four bits (IQ3). Source: ggml's `ggml-common.h`.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ Integers: TypeAlias = npt.NDArray[Any]
 LEVELS_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
 LEVELS_MXFP4 = np.array(
     [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32
-)  # the values of E2M1, doubled
+)  # the values of the 4-bit floats (E2M1), doubled to make them integers
 
 
 class Unpacked256(NamedTuple):
@@ -263,7 +263,7 @@ def _iq4_xs(b: Bytes) -> Unpacked256:
 
 
 def _by_seven(words: Integers) -> Integers:
-    # (n, 8) words, each with four groups of seven sign bits -> (n, 32, 8).
+    # (n, 8) words, each with four groups of seven sign bits -> signs (n, 32, 8).
     return _signs(_even(words[:, :, None] >> 7 * np.arange(4) & 127).reshape(len(words), 32))
 
 

@@ -1,4 +1,4 @@
-"""Wrappers of the CUDA driver's devices, memory and graphs that raise this package's errors."""
+"""Devices, memory and graphs of the CUDA driver, wrapped so that they raise this package's errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy.typing as npt
 from notso.qtensor import _native as native
 from notso.qtensor.errors import DeviceError, DeviceLostError, DeviceMemoryError
 
-# The driver's library, loaded when a GPU is requested.
+# The CUDA driver's library, which is loaded when a GPU is requested.
 LIBRARY = "libcuda.so.1"
 
-# Selects the machine code compiled into this build.
+# Passed to the native module in place of machine code, to use the code compiled into this build.
 NO_CODE = np.empty(0, np.uint8)
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def architectures() -> tuple[int, ...]:
 
 
 def laid_bytes(ggml_type: int, rows: int, columns: int) -> int:
-    """Return the size of a weight in device memory."""
+    """Return the size in bytes of a weight in device memory."""
     return int(native.cuda_laid_bytes(ggml_type, rows, columns))
 
 

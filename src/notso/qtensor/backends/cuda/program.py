@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from notso.qtensor.backends.cuda.driver import Device, Graph, ask
 from notso.qtensor.errors import OperandError
 
-# Launches an operation, given an upper bound on the tiles that a row reads.
+# Function that launches an operation, given an upper bound on the number of tiles that a row reads.
 Launch: TypeAlias = Callable[[int], None]
 
 Turn: TypeAlias = tuple[int, int, int]  # addresses of row numbers, cosines and sines
@@ -105,14 +105,14 @@ def joined(launches: Sequence[Launch]) -> list[Launch]:
 
 
 def _turn(done: Sequence[Launch], at: int, x: int, shape: tuple[int, int, int]) -> tuple[Turn, int]:
-    # Returns the rotation of x at index `at` and the index before it, or no rotation and `at`.
+    # If launch `at` rotates x, returns this rotation and at - 1, otherwise no rotation and `at`.
     launch = done[at] if at >= 0 else None
     if isinstance(launch, Rotation) and launch.adjacent and (launch.x, launch.shape) == (x, shape):
         return launch.turn, at - 1
     return _NO_TURN, at
 
 
-# Checks array contents and returns the largest number of tiles that a row reads (0: none).
+# Function that checks array contents and returns the largest number of tiles that a row reads (0: none).
 Check = Callable[[], int]
 
 
