@@ -28,7 +28,7 @@ EXTENSIONS = CODE | {
 """File name extensions that the page's file dialog offers; other text files can be read, too."""
 
 NATIVE = {"PDF", "XLSX", "XLS", "ODS"}
-"""Kinds that native code parses, which requires Landlock and seccomp."""
+"""Kinds that native code parses; this requires Landlock and seccomp."""
 
 _UNREADABLE_STARTS = {
     b"\x89PNG": "image",

@@ -16,7 +16,7 @@ MAX_ANSWER_CHARACTERS = 1 << 20
 _PAGE = re.compile(r"(?:[\w~-][\w.~-]*(?:/[\w~-][\w.~-]*)*)?", re.ASCII)
 
 Offer = dict[str, Any]
-"""Entries by kind (`tools`, `logits_processors`, `slash_commands`, `pages`), and `signs_in`."""
+"""Lists of entries by kind (`tools`, `logits_processors`, `slash_commands`, `pages`), and `signs_in`, a boolean."""
 
 
 def checked_offer(given: Any) -> tuple[Offer, list[str]]:

@@ -278,7 +278,7 @@ class PluginProcess:
     def _take(self, packet: Any) -> str:
         if not isinstance(packet, dict):
             raise ValueError("no packet")
-        # Returns why the plugin must be disabled, or ''.
+        # Returns the reason why the plugin must be disabled, or '' if it need not be.
         if "unloadable" in packet:
             return _one_line(f"it cannot be loaded: {packet['unloadable']}")
         if "offer" in packet:
@@ -299,7 +299,7 @@ class PluginProcess:
                 return "it sent a result for a call that was not made"
             if "result" in packet and not is_answer(call.kind, packet["result"]):
                 return _one_line(f"{call.what} returned a result of a wrong type")
-            # No code below may raise, because `switch_off` no longer fails this call.
+            # Once the call is deleted here, `switch_off` cannot fail it, so no code below may raise.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():
             return _failure_of(packet, call)
@@ -381,7 +381,7 @@ class Plugins:
         return next((process for process in self.processes if process.name == name), None)
 
     def given(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
-        """Yield the entries of a kind with their plugins; the first entry with a name takes precedence."""
+        """Yield the entries of a kind with their plugins; of several entries with one name, only the first."""
         seen = set()
         for process in self.processes:
             for row in process.offer.get(kind, []) if process.state == "on" else []:

@@ -1,7 +1,7 @@
 """Confinement of child processes to what their work needs. No other module confines processes.
 
-Each child gives up all rights except those it names. Resource limits bound its time and memory on every system. On
-Linux, it also cannot gain privileges, is the first process that is killed when memory runs out, and is confined by
+Each child gives up all rights except those that it names. Resource limits bound its time and memory on every system.
+On Linux, it also cannot gain privileges, is the first process to be killed when memory runs out, and is confined by
 Landlock and seccomp if the kernel supports them.
 
 This module imports only the standard library, because children import it without the rest of notso.

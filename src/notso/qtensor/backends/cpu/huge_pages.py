@@ -76,7 +76,7 @@ class HugePageArena:
 
         packs: whether tensors are packed where the kernels support it.
         """
-        # Packing pads rows; unused address space takes no memory.
+        # More address space is reserved than needed, because packing pads rows; the unused part takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

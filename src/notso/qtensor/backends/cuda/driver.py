@@ -1,4 +1,4 @@
-"""Devices, memory and graphs of the CUDA driver, wrapped so that they raise this package's errors."""
+"""The CUDA driver's devices, memory and graphs, with its errors translated to this package's."""
 
 from __future__ import annotations
 
