@@ -1,4 +1,4 @@
-"""Lets `python -m notso` run the command `notso`."""
+"""Run the command `notso` with `python -m notso`."""
 
 import sys
 

@@ -26,15 +26,15 @@ Prepare = Callable[[], Callable[[], Generation]]
 
 
 class AsyncAnswerStream(AsyncIterator[Event]):
-    """Asynchronous iterator over an answer's events. The answer starts when first awaited; `async with` stops it.
+    """Asynchronous iterator over an answer's events. Generation starts when the iterator or `result` is first awaited.
 
-    Raises the error of a failed answer, and the errors of `Engine.chat` for an invalid request.
+    `async with` stops it on exit. Raises the error of a failed answer and the errors of `Engine.chat`.
     """
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
         self._generation: Generation | None = None
-        self._beginning = asyncio.Lock()  # several tasks may await the answer, but it is started once
+        self._beginning = asyncio.Lock()  # several tasks may await the answer, which must be started only once
         self._events = self._run()
 
     async def __anext__(self) -> Event:
@@ -49,7 +49,7 @@ class AsyncAnswerStream(AsyncIterator[Event]):
             generation.stop()
 
     async def close(self) -> None:
-        """Stop the answer; `result` then returns the part that was generated, as "cancelled"."""
+        """Stop the answer; `result` then returns the part generated so far, with finish reason "cancelled"."""
         await self._events.aclose()
         if self._generation is not None:
             self._generation.stop()
@@ -92,7 +92,7 @@ async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
     after = 0
     while True:
         changed.clear()
-        finished = generation.finished  # checked before reading, so that the last events are not missed
+        finished = generation.finished  # read before the events, so that the last ones are not missed
         events = generation.read(after)
         after += len(events)
         for event in events:
@@ -104,7 +104,7 @@ async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
 
 
 class AsyncEngine:
-    """Asyncio wrapper of `engine`; an answer does not occupy a thread.
+    """Asyncio wrapper of `engine`; waiting for an answer occupies no thread.
 
     Parameters and errors are those of `Engine`.
     """

@@ -1,4 +1,6 @@
-"""Installation command of an extra, for error messages. It names a file or folder: the package is not on an index."""
+"""Command that installs an extra (optional dependencies), for error messages."""
+
+# The command names a file or folder, because the package is not on an index.
 
 from __future__ import annotations
 

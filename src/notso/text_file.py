@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, because its mark begins with that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # must precede UTF-16, because its mark begins with that of UTF-16
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -25,14 +25,14 @@ class NotTextError(ValueError):
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """Return the text of a regular file, with `\\n` line endings. Raises as `read_regular`, and NotTextError."""
+    """Return the text of a regular file, with `\\n` line endings. Raises NotTextError, or OSError as `read_regular`."""
     return decode_text(read_regular(path, most_bytes))
 
 
 def decode_text(data: bytes) -> str:
     """Return `data` as text with `\\n` line endings, without byte order mark and trailing NULs.
 
-    Raises NotTextError, which names the line, for bytes that are invalid in the encoding and for NULs within the text.
+    Raises NotTextError, which names the line, for invalid bytes and for NULs within the text.
     """
     encoding, start = _encoding(data)
     try:
@@ -91,7 +91,7 @@ def _encoding(data: bytes) -> tuple[str, int]:
         if data.startswith(mark):
             return encoding, len(mark)
     if _NUL in data and len(data) % 2 == 0:
-        # In UTF-16 text without a mark in Latin letters, nearly every second byte is NUL, and few other bytes are.
+        # In UTF-16 text of Latin letters without a mark, nearly every second byte is NUL, and few other bytes are.
         even, odd = data[::2].count(_NUL), data[1::2].count(_NUL)
         most, least = max(even, odd), min(even, odd)
         if 4 * most >= 3 * (len(data) // 2) and 8 * least <= most:
@@ -106,9 +106,9 @@ SECRET_BYTES = 1 << 16
 def open_regular(path: Path) -> int:
     """Open `path` for reading and return its descriptor. Follows links.
 
-    Raises OSError with `strerror` and `filename`, also if it is not a regular file.
+    Raises OSError with `strerror` and `filename`, also if the file is not a regular file.
     """
-    # Reading a FIFO, terminal or socket would wait for a writer, and opening a device can have any effect.
+    # Reading from a FIFO, terminal or socket would wait for a writer, and opening a device can have side effects.
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # before opening, because of devices
             raise _no_regular_file(path)
@@ -124,7 +124,7 @@ def open_regular(path: Path) -> int:
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
     """Return the content of a regular file. Raises OSError as `open_regular`, and for more than `most_bytes`."""
-    # The bytes read are counted, because some files report no size.
+    # The limit applies to the bytes read, because some files report no size.
     with open(open_regular(path), "rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:

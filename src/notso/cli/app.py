@@ -64,7 +64,7 @@ def version_line() -> str:
         from notso.qtensor import kernel_choice
 
         kernels = str(kernel_choice.kernels())
-    except Exception as error:  # --version must work with a broken build
+    except Exception as error:  # --version must work even if the build is broken
         kernels = f"unavailable: {type(error).__name__}"
     return f"notso {release} (kernels {kernels}; reads GGUF 2 and 3; Python {sys.version.split()[0]})"
 
@@ -140,7 +140,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         code = outcome if isinstance(outcome, int) else exit_codes.DONE
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else exit_codes.FAILED
-        if isinstance(stop.__context__, BrokenPipeError):  # typer's exit when the reader of a pipe has closed it
+        if isinstance(stop.__context__, BrokenPipeError):  # typer exits like this when the reader has closed the pipe
             terminal.abandon_stdout()
             code = exit_codes.OUTPUT_CLOSED
     except BaseException as error:
@@ -149,22 +149,22 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_verb(group: Any, given: Sequence[str]) -> Sequence[str]:
-    # Insert `serve` if the line is empty or begins with an option of `serve`.
+    # Inserts `serve` if the command line is empty or begins with an option of `serve`.
     if not given:
         return ["serve"]
     first = given[0]
     options = {name for each in group.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
     own = {*group.context_settings["help_option_names"], *(name for each in group.params for name in each.opts)}
-    # `-mFILE` and `--model=FILE` are one word.
+    # An option and its value may be a single word: `-mFILE`, `--model=FILE`.
     name = first.partition("=")[0] if first.startswith("--") else first[:2]
     if not name.startswith("-") or name in own:
         return given
-    # Misspelled options of `serve` count as well, because its error message suggests the correct one.
+    # Misspelled options of `serve` count as well, because the error message of `serve` suggests the correct one.
     return ["serve", *given] if name in options or difflib.get_close_matches(name, options, cutoff=0.8) else given
 
 
 def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
-    """Return the command and its options, for the advice in error messages."""
+    """Return the command and its options; error messages give advice that depends on them."""
     verb = given[0] if given else "serve"
     if verb not in group.commands:
         return exit_codes.ANY_COMMAND
@@ -187,9 +187,9 @@ def _report_error(error: BaseException, command: exit_codes.Command) -> int:
 
 
 def _usage_line(error: typer.TyperException) -> str:
-    message = error.format_message().replace(": Value error, ", ": ")  # added by pydantic
+    message = error.format_message().replace(": Value error, ", ": ")  # words that pydantic adds
     context = getattr(error, "ctx", None)
-    # Suggestions of click for unknown options and commands.
+    # click suggests similar names for unknown options and commands.
     nearest: Sequence[str] = getattr(error, "possibilities", None) or ()
     if nearest:
         message = f"{error.message.rstrip('.')}. Did you mean {nearest[0]}?"

@@ -67,7 +67,7 @@ def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_
 
 @contextlib.contextmanager
 def _new(target: Path) -> Iterator[None]:
-    # Readable by the owner only; never overwrites an existing file.
+    # The new file is readable by its owner only; an existing file is never overwritten.
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
         yield
@@ -92,7 +92,7 @@ def _fetch(server: str, key: str, target: Path) -> None:
     except URLError as error:
         raise WebError(f"{server} returned no backup: {error}") from error
     with target.open("rb") as copy:
-        # Without a valid key, a server may return its sign-in page.
+        # If the key is invalid, the server may return its sign-in page instead.
         if copy.read(16) != b"SQLite format 3\0":
             raise WebError(
                 f"{server} returned something other than a backup; it may require an API key (--api-key-file)"

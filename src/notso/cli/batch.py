@@ -86,7 +86,7 @@ def batch(
                 chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
                 tally: BatchRun | Tally = answer_elsewhere(source, sink, interruption, report, chosen, count)
             else:
-                # Loaded only after the input is read: loading takes seconds, and a completed batch needs no engine.
+                # The engine is loaded only after the input is read, because a completed batch does not need it.
                 engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
                 try:
                     notice = engines.demo_notice(engine.info)
@@ -104,7 +104,7 @@ def batch(
 
 
 def _end(sink: BatchOutput) -> None:
-    # Errors of earlier runs count as well: repeating the command must not turn a failure into success.
+    # Requests that failed in earlier runs count as well: repeating the command must not turn failure into success.
     if sink.failed:
         raise typer.Exit(exit_codes.REQUESTS_FAILED)
 
@@ -122,7 +122,8 @@ def _report(source: BatchInput, there: int, answered: int, failed: int, as_json:
     terminal.note(f"{len(source.ids)} requests: {', '.join(parts) or 'none'}.")
 
 
-SHARE = 32  # lines per task: twice an engine's concurrency; a lost machine costs at most one task
+# Lines per task of Ray: twice the concurrency of an engine. If a machine is lost, at most one task is repeated.
+SHARE = 32
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ class Member:
         self._engine = engines.open_engine(chosen.pop("model"), chosen.pop("context_tokens"), **chosen, silent=True)
 
     def __call__(self, asked: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """Return answers in the order of the requests."""
+        # Returns answers in the order of the requests.
         share = _Share([_line(text) for text in asked["request"]])
         BatchRun(self._engine, share, share, Interruption(), lambda what, done, total: None).answer_all()
         return {"answer": [json.dumps(share.answers[line.id]) for line in share.lines()]}
@@ -165,12 +166,12 @@ def answer_elsewhere(
     chosen: Mapping[str, Any],
     count: int | None,
 ) -> Tally:
-    """Run until every line has an answer, or Ctrl-C. Raises ClusterError."""
+    """Run on a cluster until every line has an answer, or Ctrl-C. Raises ClusterError."""
     control = cluster.ray_control()
     from notso.cluster.batch_pool import answers
 
     model = chosen["model"]
-    # A relative path would be resolved by each worker.
+    # Make the path absolute, because each worker may have another working directory.
     options = {**chosen, "model": None if model is None else Path(model).absolute()}
     missing = [_text(line) for line in source.lines() if line.id not in sink.done]
     tally = Tally()
@@ -190,7 +191,7 @@ def answer_elsewhere(
 
 
 def _text(line: RequestLine) -> str:
-    # Base64, because lines may not be valid UTF-8.
+    # Lines are encoded in Base64, because they may be invalid UTF-8.
     content = None if line.content is None else base64.b64encode(line.content).decode()
     return json.dumps({**asdict(line), "content": content})
 

@@ -1,7 +1,7 @@
 """Run a batch: keep the engine busy, and append answers to the output file as they are completed.
 
-Each output line is synced to disk before the next one is written. The next run removes a line that a crash has
-truncated, and recognizes answered requests by their id, a hash of the input line.
+Each output line is synced to disk before the next one is written. If a crash truncates a line, the next run removes it.
+Answered requests are recognized by their id, a hash of the input line.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _ID_DIGITS = 24
 class RequestLine:
     number: int
     id: str
-    content: bytes | None  # None: longer than MAX_LINE_BYTES
+    content: bytes | None  # None if the line is longer than MAX_LINE_BYTES
     custom_id: str | None
-    repeats: bool  # an earlier line has the same custom_id
+    repeats: bool  # whether an earlier line has the same custom_id
 
 
 class BatchInput:
@@ -63,7 +63,7 @@ class BatchInput:
                 name = hashlib.sha256((custom_id or "").encode("utf-8", "surrogatepass")).digest()
                 repeats = custom_id is not None and name in seen
                 seen.add(name)
-                # Without a unique custom_id, the line number distinguishes identical requests.
+                # If there is no unique custom_id, the line number distinguishes identical requests.
                 place = b"line %d\0" % number if custom_id is None or repeats else b""
                 key = hashlib.sha256(place + (content or b"")).hexdigest()[:_ID_DIGITS]
                 yield RequestLine(number, f"batch_req_{key}", content, custom_id, repeats)
@@ -81,11 +81,11 @@ class BatchOutput:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
             raise _refusal(f"{path} must be a regular file: existing answers are read to resume a batch")
         self.path = path
-        self.failed = 0  # answers in the file that are errors
+        self.failed = 0  # number of answers in the file that are errors
         self._file: BinaryIO = path.open("a+b")
         try:
             lock(self._file.fileno())
-            # A file with other lines is not an output of this batch and is left unchanged.
+            # A file that contains any other line is not an output of this batch, and is left unchanged.
             self.done = self._read_answers(wanted)
         except BlockingIOError:
             self._file.close()
@@ -133,7 +133,7 @@ class BatchOutput:
 
 def _lines_of(file: BinaryIO) -> Iterator[bytes | None]:
     file = utf8_stream(file)  # some editors write UTF-16, or a byte order mark
-    # Lines that are too long yield None and are never held in memory.
+    # For lines that are too long, None is yielded; they are never held in memory.
     while piece := file.readline(MAX_LINE_BYTES + 1):
         if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):
             yield piece.rstrip(b"\r\n")
@@ -190,7 +190,7 @@ class _Submitted:
     def __init__(self, line: RequestLine, request: ChatRequest) -> None:
         self.line = line
         self.request = request
-        # One for each of the request's `n` choices
+        # One generation for each of the request's `n` choices.
         self.generations: list[Generation] = []
 
     @property
@@ -254,7 +254,7 @@ class BatchRun:
                 asked.generations.append(self._engine.submit(prompt, params, options))
         except (ApiError, NotsoError) as error:
             if asked is not None:
-                asked.stop()  # stop choices submitted before the rejected one
+                asked.stop()  # stop the choices that were submitted before the rejected one
             self._write(line, _failure(line, api_error_of(error)))
             return
         self._running[asked] = None
@@ -262,7 +262,7 @@ class BatchRun:
             generation.subscribe(lambda: self._ended.put(None) if asked.finished else None)
 
     def _write_ended(self) -> None:
-        # The timeout lets the caller check for Ctrl-C.
+        # With the timeout, the caller can check regularly for Ctrl-C.
         with contextlib.suppress(queue.Empty):
             self._ended.get(timeout=_POLL_SECONDS)
         ended = [asked for asked in self._running if asked.finished]
@@ -286,7 +286,7 @@ class BatchRun:
                 collect(generation.read(0), raw_thinking=raw, logprobs=weighed) for generation in asked.generations
             ]
         except NotsoError as error:
-            asked.stop()  # a failed choice fails the whole request
+            asked.stop()  # if one choice fails, the whole request fails
             return _failure(asked.line, api_error_of(error))
         completion: Completion = Completion(model_id(info), fingerprint(info))
         answer = _response(asked.line, 200, completion.body(choices, asked.request.reasoning_mode)) | {"error": None}

@@ -114,7 +114,7 @@ def bench(
 
 
 def _prompt(text: str) -> tuple[int, int]:
-    # `512` or `512@4096`: tokens, and tokens at depth.
+    # Parses `512` (a number of tokens) or `512@4096` (a number of tokens at a depth).
     found = re.fullmatch(r"([1-9]\d{0,17})(?:@(\d{1,18}))?", text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is neither TOKENS nor TOKENS@DEPTH", param_hint="--prefill")

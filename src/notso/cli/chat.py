@@ -19,7 +19,7 @@ EXAMPLES = """\
 _COMMAND = exit_codes.Command("chat")
 _FENCE = '"""'
 ReadLine = Callable[[str], str]
-"""Function that shows a prompt and reads a line. Raises EOFError, and KeyboardInterrupt on Ctrl-C."""
+"""Function that shows a prompt and reads a line. Raises EOFError at the end of input, KeyboardInterrupt on Ctrl-C."""
 
 
 @takes_sampling
@@ -101,7 +101,7 @@ def _handle(conversation: Conversation, text: str) -> bool:
 
     outcome = Outcome(question=text)
     try:
-        # Two slashes escape a message that begins with one.
+        # A message that begins with a slash is entered with two slashes.
         if text.startswith("//"):
             outcome = Outcome(question=text[1:])
         elif text.startswith("/"):
@@ -129,7 +129,7 @@ def _handle(conversation: Conversation, text: str) -> bool:
 
 def _read_message(read_line: ReadLine) -> str:
     line = read_line("> ")
-    # A fence begins a multi-line message.
+    # A line that begins with the fence (three quotation marks) begins a multi-line message.
     if not line.strip().startswith(_FENCE):
         return line
     text = line.strip()[len(_FENCE) :]
@@ -148,7 +148,7 @@ def _line_reader(conversation: Conversation) -> ReadLine:
 
     commands = WordCompleter([f"/{command.name}" for command in COMMANDS], sentence=True)
     session: PromptSession[str] = PromptSession(
-        history=InMemoryHistory(),  # messages are never written to disk
+        history=InMemoryHistory(),  # the input history must not be written to disk
         completer=commands,
         complete_while_typing=True,
         bottom_toolbar=conversation.status_line,

@@ -119,7 +119,7 @@ def cluster(
     if not dry_run and address is None and plan.has_several and not all(map(os.environ.get, BETWEEN)):
         raise SettingsError(NOTHING_BETWEEN, setting="database_url")
     if dry_run:
-        terminal.say(json.dumps(config, indent=2))  # JSON is valid YAML
+        terminal.say(json.dumps(config, indent=2))  # Ray reads YAML, of which JSON is a subset
         return
     _up(config, address, plan.replicas, f"http://{host}:{port}/", as_json)
 
@@ -145,7 +145,7 @@ def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as
     control = ray_control()
     over = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
-        # Replicas must complete running requests before Ray is stopped.
+        # Signals are handled here, so that replicas complete running requests before Ray is stopped.
         signal.signal(each, lambda number, frame: over.set())
     with control.connected(address, max(replicas, os.cpu_count() or 1)):
         with terminal.waiting("starting the replicas", silent=as_json):

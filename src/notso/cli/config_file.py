@@ -30,7 +30,7 @@ def config_path() -> Path:
 
 
 def read_config(group: Any) -> dict[str, dict[str, Any]]:
-    """Return command -> parameter -> value, as click's default_map. Raises typer.BadParameter."""
+    """Return the file's values, command -> parameter -> value (click's default_map). Raises typer.BadParameter."""
     path = config_path()
     if not path.is_file():
         if os.environ.get("NOTSO_CONFIG"):
@@ -71,7 +71,8 @@ def _visible(group: Any) -> list[str]:
 
 
 def _expected(parameter: Any, value: Any) -> str | None:
-    # typer converts nearly any type: without this check, `true` would become port 1. Strings are parsed like arguments.
+    # Returns the type that the parameter needs, or None if the value fits. Without this check, typer would convert
+    # nearly any type: `true` would become port 1. Strings are accepted, because they are parsed like arguments.
     if parameter.multiple or parameter.nargs != 1:
         is_fit = isinstance(value, list) and all(_expected_one(parameter, each) is None for each in value)
         return None if is_fit else "a list"

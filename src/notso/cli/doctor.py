@@ -23,8 +23,8 @@ EXAMPLES = """\
   notso doctor --report
   notso doctor --from http://127.0.0.1:3000"""
 
-WHOLE_MODEL_BYTES = 2_600_000_000  # memory for SmolLM3-3B Q4_K_M, a context of 4,096 tokens, and the process
-SAFE_SQLITE = (3, 51, 3)  # earlier versions can corrupt a WAL that several connections write
+WHOLE_MODEL_BYTES = 2_600_000_000  # memory for SmolLM3-3B Q4_K_M, a context of 4,096 tokens, and the process itself
+SAFE_SQLITE = (3, 51, 3)  # earlier versions can corrupt a write-ahead log to which several connections write
 LIBRARIES = ("numpy", "tokenizers", "jinja2", "fastapi", "starlette", "uvicorn", "huggingface_hub", "typer", "rich")
 _MARKS: dict[str, terminal.Style] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -85,7 +85,7 @@ def _answering(server: str) -> Finding:
     from urllib.request import urlopen
 
     try:
-        # Used as a health check by service managers and containers.
+        # Service managers and containers use this as a health check.
         with urlopen(server.rstrip("/") + "/health", timeout=10) as answer:
             return Finding("ok", "server", f"{server} is ready with {json.load(answer)['model']}")
     except HTTPError as error:
@@ -120,7 +120,7 @@ def examine(port: int) -> list[Finding]:
     for subject, check in checks:
         try:
             findings += check()
-        except Exception as error:  # the remaining checks must run
+        except Exception as error:  # the remaining checks must run, whatever is raised
             findings.append(Finding("fail", subject, f"{type(error).__name__}: {error}", "please report this"))
     return findings
 
@@ -237,7 +237,7 @@ def _models() -> Iterator[Finding]:
         return
     if chosen is not None:
         try:
-            if not chosen.is_dir():  # a folder is checked when it is converted
+            if not chosen.is_dir():  # a folder is checked only when it is converted
                 engines.check_model(chosen)
             files = chosen.iterdir() if chosen.is_dir() else [chosen]
             size = sum(each.stat().st_size for each in files)
@@ -286,7 +286,7 @@ def _data() -> Iterator[Finding]:
 
 def _port(port: int) -> Iterator[Finding]:
     with socket.socket() as probe:
-        # Like the server, so that ports in TIME_WAIT count as free.
+        # The server sets the same option; with it, ports in TIME_WAIT count as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -361,7 +361,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 512, 32
 
 
 def report(checks: Sequence[str]) -> str:
-    """Return the checks, and the demo model's fingerprint and throughput with every kernel family of this CPU."""
+    """Return the checks, and for each kernel family of this CPU the demo model's fingerprint and throughput."""
     block = "\n".join(["```", *map(terminal.harmless, (*checks, "", *_families())), "```"])
     return block.replace(str(Path.home()), "~")
 
@@ -375,7 +375,7 @@ def _families() -> Iterator[str]:
             try:
                 kernel_choice.use_kernels(family)
                 result = _measured()
-            except Exception as error:  # failures belong in the report
+            except Exception as error:  # a failure is part of the report
                 rows.append([family, f"{type(error).__name__}: {error}", "", ""])
                 fingerprints.add("")
                 continue

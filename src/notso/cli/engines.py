@@ -137,7 +137,7 @@ def prepare_for_a_lost_file() -> None:
     """Exit with a message if reading the mapped model file fails (SIGBUS)."""
     from notso.qtensor import kernel_choice
 
-    # After a mapped file is truncated, reads raise SIGBUS, which would kill the process silently.
+    # Reading beyond the end of a truncated mapped file raises SIGBUS, which would kill the process silently.
     line = "notso: the model file changed or became unreadable while in use. Saved chats are safe; start notso again"
     kernel_choice.end_on_bus_errors(exit_codes.BAD_MODEL, line)
 

@@ -20,12 +20,12 @@ NETWORK = 7
 CUT = 8
 REQUESTS_FAILED = 9
 INTERRUPTED = 130
-OUTPUT_CLOSED = 141  # a shell's exit code for a process killed by SIGPIPE
+OUTPUT_CLOSED = 141  # the exit code that shells report for a process killed by SIGPIPE
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The failed command; advice names only options that it has."""
+    """The failed command, with its options: advice must not name options that it lacks."""
 
     verb: str = ""
     options: frozenset[str] | None = None  # parameter names; None: any
@@ -65,7 +65,7 @@ def details(error: BaseException) -> str:
 
 
 def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]:
-    # Imported here because these packages may import numpy, which --help does not need.
+    # These packages are imported here, because they may import numpy, which --help does not need.
     import notso.qtensor as qtensor
     from notso.smollm3 import errors as model
 
@@ -109,7 +109,7 @@ _READING_COMMANDS = ("inspect", "verify", *_WRITING_COMMANDS)
 
 
 def _other_file(command: Command) -> str:
-    if command.verb in _READING_COMMANDS:  # the official file is no substitute for the file to inspect or convert
+    if command.verb in _READING_COMMANDS:  # the official file cannot replace the one to be inspected or converted
         return "Check the file: it must be a complete GGUF file of a supported type."
     return "Check the file, or download the official one with `notso pull`."
 
@@ -167,7 +167,7 @@ def _other_address(command: Command) -> str:
 
 
 def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, Advice], ...]:
-    # Checked by module name first, so that notso.plugins is imported only for its own errors.
+    # The module's name is checked first, so that notso.plugins is imported only for its own errors.
     if not any(kind.__module__.startswith("notso.plugins") for kind in type(error).__mro__):
         return ()
     from notso.plugins.errors import PluginError
@@ -176,12 +176,12 @@ def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, 
 
 
 def _other_plugin(command: Command) -> str:
-    # For `notso plugin new`, the installed plugins are no help.
+    # Installed plugins do not matter to `notso plugin new`.
     return "" if command.verb == "plugin" else "`notso plugin list` shows installed plugins."
 
 
 def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, Advice], ...]:
-    # Checked by module name first, because importing notso.web is slow.
+    # The module's name is checked first, because importing notso.web is slow.
     if not any(kind.__module__.startswith("notso.web") for kind in type(error).__mro__):
         return ()
     from notso.web.values import errors as web

@@ -67,7 +67,7 @@ def keys(
 
     settings = Settings(data_dir=data_dir, database_url=database_url or None)
     if settings.database_url is None and action != "add" and not SQLiteAccessStore.exists(settings.directory):
-        # Only `add` creates the file.
+        # `add` creates the database file if necessary; the other actions do not.
         if action == "revoke":
             raise SettingsError(f"there is no active key named {name}", setting="name")
         if not settings.directory.is_dir():

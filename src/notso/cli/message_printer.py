@@ -100,7 +100,7 @@ def collect(
                 answer.first_token_ms = (time.perf_counter() - asked) * 1000
             _apply(event, answer, printer)
     finally:
-        # Closing an unfinished generator releases the engine's lock.
+        # If the generator is unfinished, closing it releases the engine's lock.
         if isinstance(events, Generator):
             events.close()
     answer.total_ms = (time.perf_counter() - asked) * 1000
@@ -128,7 +128,7 @@ def _apply(event: Event, answer: PrintedMessage, printer: MessagePrinter | None)
 
 
 def speed_line(answer: PrintedMessage) -> str:
-    """`412 prompt tokens (240 cached) in 1.3 s, 96 tokens at 8.1 per second`"""
+    """Return a line such as `412 prompt tokens (240 cached) in 1.3 s, 96 tokens at 8.1 per second`."""
     usage = answer.usage
     if usage is None:
         return f"{answer.total_ms / 1000:.1f} s"
@@ -144,7 +144,7 @@ _FENCES = ("```", "~~~")
 
 
 class MarkdownPrinter(MessagePrinter):
-    """MessagePrinter that renders Markdown in a terminal; only the last block is redrawn."""
+    """MessagePrinter that renders Markdown in a terminal and redraws only the last block."""
 
     def __init__(self, *, show_reasoning: bool) -> None:
         super().__init__(show_reasoning=show_reasoning)
@@ -193,7 +193,7 @@ class MarkdownPrinter(MessagePrinter):
 
 def split_finished(text: str) -> tuple[str, str]:
     """Split at the last empty line outside fenced code."""
-    # Later text cannot change how the part above such a line is rendered.
+    # Text that follows such a line cannot change how the part above it is rendered.
     cut, position, fence = 0, 0, ""
     for line in text.splitlines(keepends=True):
         position += len(line)

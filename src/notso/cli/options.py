@@ -22,7 +22,7 @@ from notso.web.values.settings import OPTIONS, Option, Settings
 
 
 def _stored_in(variable: str) -> Callable[[bool], bool]:
-    # The error handler reads the flag after the command's frame is gone, so it is kept as the environment variable.
+    # The error handler reads the flag after the command has ended, so it is kept in an environment variable.
     def remember(value: bool) -> bool:
         if value:
             os.environ[variable] = "1"
@@ -261,7 +261,7 @@ def api_key(file: Path | None) -> str | None:
         return os.environ.get("NOTSO_API_KEY") or None
     key = read_text(file, "--api-key-file", SECRET_BYTES).strip()
     if not key:
-        # An error, because falling back to no key would open the server.
+        # This is an error: if the server started without a key instead, it would accept every request.
         raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
     return key
 
@@ -276,7 +276,7 @@ def engine_key() -> str:
     return key
 
 
-# Options of `serve` that do not apply to front ends
+# Options of `serve` that do not apply to front ends (servers without an engine).
 OF_THE_ENGINE = (
     *(
         "model",
@@ -328,7 +328,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 def read_text(path: Path, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
-    """Read a text file or pipe as `decode_text` does. Raises typer.BadParameter."""
+    """Read a text file or pipe, decoded as by `decode_text`. Raises typer.BadParameter."""
     try:
         return decode_text(_read(path, most_bytes))
     except NotTextError as error:
@@ -359,7 +359,7 @@ def settings_from(chosen: Mapping[str, Any], **more: Any) -> Settings:
 
 
 def _with_options(command: Callable[..., None], added: Iterable[tuple[str, inspect.Parameter]]) -> Callable[..., None]:
-    # typer inspects the signature and passes every value by keyword.
+    # Changing the signature is sufficient: typer inspects it, and passes every value by keyword.
     parameters = inspect.signature(command, eval_str=True).parameters.values()
     given = [
         each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -415,7 +415,7 @@ def _setting(option: Option, value: Any) -> Any:
 
 
 def _is_given(value: Any) -> bool:
-    # 0 is a given value, unlike a flag or list that was left out.
+    # False and [] mean that a flag or list was left out; 0 is a value that was given.
     return value is not None and value is not False and value != []
 
 

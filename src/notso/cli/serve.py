@@ -134,7 +134,7 @@ def serve(
     else:
         for line in starting.lines:
             terminal.say(line)
-    gc.disable()  # until the server is ready: startup creates little garbage, and collections delay it
+    gc.disable()  # until the server is ready: collections would delay startup, which creates little garbage
     from notso.web.engine.models import ModelRegistry
     from notso.web.engine.port import EngineSource
     from notso.web.engine.remote.remote_engine import RemoteSource
@@ -154,7 +154,7 @@ def serve(
         return Engine.load(configured, find_processor=plugins.logits_processor)
 
     def ready(address: str) -> None:
-        gc.freeze()  # objects created at startup live as long as the process
+        gc.freeze()  # objects created at startup are never freed, so the collector need not visit them
         gc.enable()
         if as_json:
             terminal.say_json({"event": "open", "url": address})
@@ -175,7 +175,7 @@ def serve(
 
 
 class Introduction(NamedTuple):
-    """Startup summary as text, and as facts for --json (bytes)."""
+    """Startup summary, as lines of text and as facts for --json."""
 
     lines: list[str]
     facts: dict[str, Any]
@@ -190,7 +190,7 @@ def introduction(path: Path | None, config: EngineConfig) -> Introduction:
     """Return the startup summary. Raises NotsoError."""
     from notso.smollm3.hub import registry as hub
 
-    # A damaged file or insufficient memory must fail before the server listens.
+    # If the file is damaged or memory is insufficient, this must fail before the server listens.
     plan, device, note = engines.plan_model(path or hub.demo_path(), config)
     if path is None:
         model = ["model    built-in demo model: tiny, for trying out the interface", better_model()]

@@ -54,7 +54,7 @@ class Conversation:
 
         asked = [*self.messages, Message("user", question)]
         answer = self._generate(asked)
-        # Assigned last: an engine error leaves the conversation unchanged.
+        # Assigned only now, so that an engine error leaves the conversation unchanged.
         self.messages = [*asked, Message("assistant", answer.text, reasoning_content=answer.reasoning or None)]
         return answer
 
@@ -149,13 +149,13 @@ class Leave(Exception):
 class Outcome:
     """Result of a slash command."""
 
-    lines: tuple[str, ...] = ()  # to print
-    question: str | None = None  # to ask again
-    continues: bool = False  # continue the last answer
+    lines: tuple[str, ...] = ()  # lines to print
+    question: str | None = None  # question to ask again
+    continues: bool = False  # whether to continue the last answer
 
 
 def run_command(conversation: Conversation, line: str) -> Outcome:
-    """Run a line that begins with a slash. Raises Leave."""
+    """Run a line that begins with a slash. Raises Leave to end the chat."""
     name, _, argument = line[1:].partition(" ")
     names = {"quit": "exit", "think": "thinking", "temperature": "temp", "?": "help"}
     wanted = names.get(name.lower(), name.lower())
@@ -321,7 +321,7 @@ _RUN: dict[str, Callable[[Conversation, str], Outcome]] = {
 COMMANDS: tuple[SlashCommand, ...] = commands_of("terminal")
 
 
-MAX_BYTES = 16 << 20  # same limit as for imports on the chat page
+MAX_BYTES = 16 << 20  # maximum size of a saved chat, the same as for imports on the chat page
 
 
 class LoadedChat(NamedTuple):
@@ -384,7 +384,8 @@ def read_chat(path: Path) -> LoadedChat:
 
 
 def _shown(stored: Sequence[StoredMessage], chosen: str | None) -> list[StoredMessage]:
-    # A chat is a tree of versions: follow the selected child of each message, or else its newest one.
+    # A chat is a tree, because messages can have several versions. For each message, this follows the selected child,
+    # or the newest one if none is selected.
     below: dict[str | None, dict[str, StoredMessage]] = {}
     for each in stored:
         below.setdefault(each.parent_id, {})[each.id] = each

@@ -23,7 +23,7 @@ Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
 _CODES: dict[Style, str] = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
-# Control characters in model output could move the cursor or change the window title; symbols are shown instead.
+# Control characters in a model's output could move the cursor or change the window title: symbols are shown instead.
 _HARMLESS: dict[int, str] = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
 _HARMLESS |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
 
@@ -39,7 +39,7 @@ def on_one_line(text: str) -> str:
 
 
 class Nowhere(io.TextIOWrapper):
-    """Discards text; `lost` is set once there was any."""
+    """Stream that discards text; `lost`: whether there was any."""
 
     lost = False
 
@@ -58,7 +58,7 @@ def prepare_streams() -> None:
             # A standard stream is None if the parent process closed it.
             setattr(sys, name, Nowhere())
         elif hasattr(stream, "reconfigure"):
-            # Characters that the terminal cannot encode must not raise an error.
+            # Replace characters that the terminal cannot encode, instead of raising an error.
             stream.reconfigure(errors="replace")
 
 
@@ -99,7 +99,7 @@ def complain(text: str) -> None:
 
 def say_json(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False)
-    # JSON allows DEL and C1 control characters unescaped, but terminals act on them.
+    # JSON need not escape DEL and C1 control characters, but terminals act on them.
     print("".join(c if not 0x7F <= ord(c) < 0xA0 else f"\\u{ord(c):04x}" for c in text), flush=True)
 
 
@@ -154,7 +154,7 @@ def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def quiet_keys() -> Iterator[None]:
-    """Keep the terminal from echoing `^C`, which can wrap the line being redrawn, so that it appears twice."""
+    """Keep the terminal from echoing `^C`, which can wrap a progress line, so that the line appears twice."""
     try:
         before = termios.tcgetattr(sys.stdin)
         modes = [*before]

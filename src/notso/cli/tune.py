@@ -111,7 +111,7 @@ def tune(
     if no_rehearsal and rehearse is not None:
         raise typer.BadParameter("cannot be combined with --rehearse", param_hint="--no-rehearsal")
     own = options.read_text(rehearse, "--rehearse") if rehearse is not None else ""
-    # A resumed run keeps its date, which is part of the prompts: another date would change the rows.
+    # A resumed run keeps the date of its start: the date is part of the prompts, so another one would change the rows.
     day = trainer.begun_on(folder) or date.today()
     writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
     rows = writer.read(data)
@@ -124,7 +124,7 @@ def tune(
         kept = [] if no_rehearsal else _rehearsal(base, own, folder, recipe.max_tokens, day, threads, report)
         rehearsed = []
         for row in kept:
-            with suppress(ValueError):  # the truncated conversation contains no answer
+            with suppress(ValueError):  # raised if the truncated conversation contains no answer
                 rehearsed.append(writer.row(row))
         digest = recipe.digest(data.read_bytes(), _identity(base), json.dumps(kept).encode())
         outcome = trainer.train(
@@ -164,7 +164,7 @@ def _answers(base: Path, adapter: Path | None, questions: Sequence[str], threads
         return []
     from notso.smollm3 import Message, RequestOptions, SamplingParams
 
-    # Greedy and without thinking, so that the answers before and after are comparable.
+    # Answers are generated greedily and without thinking, so that those before and after tuning are comparable.
     sampling = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
     asked = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
     adapters = [] if adapter is None else [f"tuned={adapter}"]
@@ -189,7 +189,8 @@ def _rehearsal(
 
     shipped = training_rows.SHIPPED.read_text("utf-8")
     conversations = [*training_rows.read(shipped, training_rows.SHIPPED.name), *training_rows.read(own, "--rehearse")]
-    # The untuned model's answers are stored, so that a resumed run uses the same ones.
+    # Rehearsal rows are answers of the untuned model, added to the training rows so that tuning does not make the model
+    # forget them. They are stored, so that a resumed run uses the same ones.
     file = folder / f"rehearsal-{hashlib.sha256((shipped + own).encode()).hexdigest()[:16]}.json"
     try:
         found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))

@@ -168,7 +168,7 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
 
 
 def _listed(receipt: Any) -> list[Any]:
-    # A file has one receipt for each round of tool calls, and one for the end.
+    # A file has one receipt for each round of tool calls, and one for the final answer.
     return receipt if isinstance(receipt, list) and receipt else [receipt]
 
 
@@ -186,7 +186,7 @@ def _json(path: Path, name: str) -> Any:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the published file with the same size, if the hash differs."""
+    """Return the name of the published file of the same size, if the hash differs from that file's."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:

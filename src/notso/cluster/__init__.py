@@ -1,2 +1,3 @@
-"""Replicas on many machines through Ray Serve, an optional extra. Only `batch_pool`, `control` and `replica` import
-Ray."""
+"""Replicas of the server on several machines, run by Ray Serve (an optional extra)."""
+
+# Only `batch_pool`, `control` and `replica` import Ray.

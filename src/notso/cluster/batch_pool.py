@@ -17,8 +17,8 @@ def answers(
     requests: Sequence[str], member: Callable[..., Any], options: Mapping[str, Any], *, engines: int | None, share: int
 ) -> Iterator[str]:
     """Yield answers in order of completion."""
-    # member: class that maps {"request": [...]} to {"answer": [...]}, constructed with `options` for each engine.
-    # engines: number of engines (None: one per machine). share: number of requests per call.
+    # member: a class, of which one object per engine is constructed with `options`; calling it maps {"request": [...]}
+    # to {"answer": [...]}. engines: number of engines (None: one per machine). share: number of requests per call.
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     machines = [cpus for cpus in machines if cpus >= 1]  # a head node may have no CPUs
     count = max(1, min(engines or len(machines), math.ceil(len(requests) / share)))
@@ -33,7 +33,7 @@ def answers(
     told = data.map_batches(
         member,
         fn_constructor_kwargs=dict(options),
-        batch_size=None,  # a whole block
+        batch_size=None,  # each call gets a whole block of requests
         compute=ray.data.ActorPoolStrategy(size=count),
         num_cpus=max(1, int(min(machines, default=1)) // a_machine),
         scheduling_strategy="SPREAD",

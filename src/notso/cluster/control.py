@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 
 from notso.cluster.plan import APPLICATION, ClusterError
 
-# Size of the object store, which little data passes through; Ray's default is a third of the memory.
+# Size of Ray's object store. Little data passes through it, and Ray's default would be a third of the memory.
 OBJECT_STORE_BYTES = 100 * 2**20
 LOOK_SECONDS = 0.5
 
@@ -56,8 +56,8 @@ def where() -> str:
 
 
 def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
-    """Deploy and wait; return False if `until` returned True first. Raises ClusterError."""
-    # If the configuration requires it, Serve replaces running replicas one by one.
+    """Deploy and wait until replicas are ready; return False if `until` returns True before. Raises ClusterError."""
+    # If the configuration has changed in a way that requires it, Serve replaces running replicas one by one.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "serve.yaml"  # JSON is a subset of YAML
         file.write_text(json.dumps(config))

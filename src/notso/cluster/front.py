@@ -1,7 +1,7 @@
 """ASGI layer between Ray Serve and the application of a replica.
 
-It delays startup until the model is loaded, sets the affinity cookie, and ends endless streams, because a stopping
-replica would otherwise wait for them.
+It delays startup until the model is loaded, sets the cookie by which later requests reach the same replica, and ends
+endless streams, because a stopping replica would otherwise wait for them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from notso.web.edge.errors import is_api_path
 
 logger = logging.getLogger("notso.cluster")
 
-ENDLESS = "/feed"  # stream that a page keeps open
-# Duration of that stream. Pages then reconnect with their last event number; if this replica is stopping, to another.
+ENDLESS = "/feed"  # path of the stream that every page keeps open
+# Duration after which that stream is ended. The page then reconnects with its last event number, to another replica if
+# this one is stopping.
 FEED_SECONDS = 20.0
 
 
 class Front:
-    """ASGI layer. `ready` returns once requests can be answered; `leave`, when running requests have ended."""
+    """ASGI layer. `ready` returns once requests can be answered, and `leave` once running requests have ended."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ APPLICATION, DEPLOYMENT = "notso", "replica"
 NOTHING_BETWEEN = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
 # Seconds that a stopping replica has to finish running answers and page streams.
 GRACE_SECONDS = 120.0
-# Requests per replica, including page streams; the server itself limits waiting questions.
+# Maximum number of requests per replica, including page streams; the server itself limits waiting questions.
 OPEN_REQUESTS = 1000
 # Environment variables that Ray must be started with on each machine.
 ENVIRONMENT = {
@@ -127,7 +127,7 @@ class Context(Protocol):
 
 
 class ByQueue:
-    # Autoscaling policy by the number of requests. Open pages do not count, because they do not use the engine.
+    # Autoscaling policy that follows the number of requests. Open pages are not counted: they do not use the engine.
     def __init__(self, requests_per_replica: float) -> None:
         self._each = requests_per_replica
 
@@ -138,7 +138,8 @@ class ByQueue:
         return max(1.0, sum(reported.values()) / self._each), {}
 
 
-# Seconds without a step after which the engine counts as stuck; the longest step takes half a minute on a slow machine.
+# The engine counts as stuck after this many seconds without a completed step. On a slow machine, the longest step takes
+# half a minute.
 STILL_SECONDS = 120.0
 
 

@@ -24,7 +24,7 @@ from notso.web.values.settings import Settings
 
 @serve.ingress()
 class Replica:
-    """Ray Serve deployment; `chosen` are the `args` of `build`."""
+    """Ray Serve deployment; `chosen` is the argument of `build`."""
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
         keep_memory_private()
@@ -70,7 +70,7 @@ class Replica:
 
 
 def build(chosen: dict[str, Any]) -> Any:
-    """Return the Serve application for the `args` of plan.serve_config."""
+    """Return the Serve application for the `args` in the result of plan.serve_config."""
     return serve.deployment(name=DEPLOYMENT)(Replica).bind(chosen)
 
 

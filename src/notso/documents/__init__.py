@@ -1,1 +1,1 @@
-"""Documents: their text, read in a child process that can do nothing else."""
+"""Extraction of text from documents, in a child process that has no other rights."""

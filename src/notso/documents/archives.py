@@ -1,4 +1,4 @@
-"""Untrusted ZIP archives and XML: sizes are checked before anything is inflated, and no other file is read."""
+"""Reading of untrusted ZIP archives and XML. Sizes are checked before anything is inflated; no other file is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.documents.values import MIB, UnreadableError
 MAX_ENTRIES = 2_000
 MAX_INFLATED_BYTES = 256 * MIB
 MAX_RATIO = 200
-FREE_OF_RATIO = MIB  # the ratio of smaller members is not limited
+FREE_OF_RATIO = MIB  # the compression ratio of smaller members is not limited
 MAX_DEPTH = 256
 _PIECE = 1 << 16
 _LOCAL_HEADER_BYTES = 30
@@ -26,7 +26,7 @@ def has_zip_start(file: BinaryIO) -> bool:
 
 
 class Archive:
-    """A ZIP archive within the limits. Raises UnreadableError."""
+    """A ZIP archive. Raises UnreadableError if it exceeds the limits."""
 
     def __init__(self, file: BinaryIO) -> None:
         file.seek(0)
@@ -83,7 +83,8 @@ class XMLEvent:
 
 
 def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
-    """Parse XML. Raises UnreadableError, also for a document type, so that no entity is declared or fetched."""
+    """Parse XML. Raises UnreadableError for invalid XML, or if it declares a document type."""
+    # Without a document type, XML cannot declare entities, which could expand to any size or refer to other files.
     events: list[XMLEvent] = []
     depth = 0
 
@@ -92,7 +93,7 @@ def xml_events(pieces: Iterator[bytes]) -> Iterator[XMLEvent]:
         depth += 1
         if depth > MAX_DEPTH:
             raise UnreadableError(f"is nested more than {MAX_DEPTH} levels deep", "document_deep")
-        # An attribute with a namespace takes precedence over one of the same name without: r:id over id.
+        # An attribute with a namespace takes precedence over one without a namespace: `r:id` over `id`.
         values = {_local(key): value for key, value in sorted(attributes.items(), key=lambda each: " " in each[0])}
         events.append(XMLEvent("start", _local(name), values))
 

@@ -32,7 +32,7 @@ from notso.documents.values import (
 from notso.system.confinement import Rights, confine, lacking
 
 FRAME_CHARACTERS = 150_000
-"""Characters per frame. Each takes at most 6 bytes in JSON, so frames stay below MAX_FRAME_BYTES."""
+"""Characters of text per frame. A character takes at most 6 bytes in JSON, so frames stay below MAX_FRAME_BYTES."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -44,7 +44,8 @@ def main() -> None:
 
 
 def answer(file: BinaryIO, output: BinaryIO, extension: str, lacks: list[str], before: Callable[[], None]) -> None:
-    """Write the frames of a document. `before` is called after all imports, before the document is parsed."""
+    """Write the frames of a document."""
+    # `before` gives up rights: it is called after all imports and before the document is parsed.
     try:
         try:
             container = kinds.container_of(file.read(1024), extension)
@@ -61,7 +62,7 @@ def answer(file: BinaryIO, output: BinaryIO, extension: str, lacks: list[str], b
         _refuse(output, UnreadableError(f"needs more than {memory:,} MiB of memory to be read", "document_memory"))
     except RecursionError:
         _refuse(output, UnreadableError("is nested too deeply", "document_deep"))
-    except Exception as error:  # a library's parser may raise anything on a damaged file
+    except Exception as error:  # on a damaged file, a library's parser may raise any exception
         sentence = f"is damaged, or of an unsupported variant ({type(error).__name__})"
         _refuse(output, UnreadableError(sentence, "document_damaged"))
 

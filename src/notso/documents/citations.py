@@ -1,6 +1,6 @@
-"""Quotations of documents in an answer: finding their marks, and finding their words in a document.
+"""Quotations of documents in an answer: finding them in the answer, and finding their words in the document.
 
-`[[2: words]]` quotes the second document. Line breaks in a document count as spaces.
+The mark `[[2: words]]` quotes the second document. Line breaks in a document count as spaces.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_QUOTE_CHARACTERS = 2_000
 MAX_MARK_CHARACTERS = len("[[100: ]]")
 MAX_CLAIMS = 64
 LEAST_CLAIMED_WORDS = 5
-LEAST_CLAIMED_CHARACTERS = 12  # in scripts without spaces
+LEAST_CLAIMED_CHARACTERS = 12  # minimum length of a claim in scripts without spaces; see `claims_in`
 PIECE_CHARACTERS = 1 << 18
 """Characters searched at a time, so that other threads do not wait long for the interpreter lock."""
 
@@ -37,7 +37,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A quotation in an answer, at characters `start` to `end`, of document `number` (0: [[none]], or unknown)."""
+    """A quotation at characters `start` to `end` of an answer. `number`: of the document (0: unknown, or [[none]])."""
 
     start: int
     end: int
@@ -77,7 +77,7 @@ def marks_in(answer: str) -> Iterator[Mark]:
 
 
 def claims_in(answer: str) -> Iterator[Mark]:
-    """Yield texts of five words or more in quotation marks, outside code and marked quotations."""
+    """Yield claims: texts of five words or more in quotation marks, outside code and marks."""
     blanked = _CODE.sub(lambda found: " " * len(found[0]), answer)
     parts, at = list[str](), 0
     for mark in marks_in(blanked):
@@ -93,7 +93,7 @@ def claims_in(answer: str) -> Iterator[Mark]:
 
 
 def folded(text: str) -> str:
-    """Return a text without case, hyphens, whitespace and differences of quotation marks."""
+    """Return a text in lower case, without hyphens and whitespace, and with uniform quotation marks."""
     return _BLANKS.sub("", text.translate(_FOLDED)).casefold()
 
 
@@ -103,7 +103,8 @@ def agrees(text: str, start: int, end: int, words: str) -> bool:
 
 
 def place_of(text: str, words: str) -> tuple[int, int] | None:
-    """Return the position of words in a text, exactly or else after folding, or None. Slow for long texts."""
+    """Return start and end of words in a text, or None. Slow for long texts."""
+    # Searches for the exact words first, then for the folded ones.
     words = words.strip()
     if not folded(words) or len(words) > MAX_QUOTE_CHARACTERS:
         return None
@@ -144,7 +145,7 @@ class MarkReader:
         self._held = ""
 
     def feed(self, text: str) -> Iterator[str | Mark]:
-        """Yield text and complete quotations; the beginning of a mark is held back."""
+        """Yield text and complete quotations; an incomplete mark is held back."""
         self._held += text
         at = 0
         for found in marks_in(self._held):

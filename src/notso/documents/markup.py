@@ -1,4 +1,4 @@
-"""Visible text of HTML. Nothing is fetched; scripts, styles and hidden elements are omitted."""
+"""Extraction of the visible text of HTML. Nothing is fetched; scripts, styles and hidden elements are omitted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from notso.documents.tables import rows_of
 from notso.documents.values import UnreadableError
 
-MAX_DEPTH = 5_000  # of open elements
+MAX_DEPTH = 5_000  # maximum nesting of elements
 _SILENT = {
     *("script", "style", "template", "noscript", "svg", "math", "iframe", "object", "audio", "video", "canvas"),
     *("select", "datalist", "head"),
@@ -35,11 +35,11 @@ class _Text(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.title = ""
         self._pieces: list[str] = []
-        self._open: list[tuple[str, bool]] = []  # name, whether it hides its contents
+        self._open: list[tuple[str, bool]] = []  # open elements: name, whether it hides its contents
         self._hidden = 0
         self._in_title = False
         self._verbatim = 0
-        self._tables: list[tuple[list[str], list[list[str]]]] = []  # text before the table, rows
+        self._tables: list[tuple[list[str], list[list[str]]]] = []  # open tables: text before the table, rows
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "title" and not self.title:
@@ -52,7 +52,7 @@ class _Text(HTMLParser):
             self._hidden -= self._open.pop()[1]
         values = dict(attrs)
         hides = tag in _SILENT or "hidden" in values or bool(_HIDDEN_STYLE.search((values.get("style") or "").lower()))
-        if tag == "body":  # an unclosed head ends here
+        if tag == "body":  # a head element that was not closed ends here
             self._open = [each for each in self._open if each[0] != "head"]
             self._hidden = sum(hiding for _, hiding in self._open)
         self._open.append((tag, hides))

@@ -15,7 +15,7 @@ from notso.documents.tables import rows_of
 from notso.documents.values import MAX_PAGES, UnreadableError
 
 MAX_REPEATED = 1_000
-"""Maximum repetitions of a cell or of spaces in an ODT, because a large number takes no space in the file."""
+"""Maximum number of repetitions of a cell or space in an ODT, because a small file can declare any number."""
 
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
@@ -63,7 +63,7 @@ class _Page:
 
 
 def read_docx(file: BinaryIO) -> Iterator[str]:
-    """Yield the pages of a Word document, with the page breaks of its last editor, then the notes."""
+    """Yield the pages of a Word document, split at the page breaks that the last editor stored, then the notes."""
     archive = Archive(file)
     main = _target(archive, "_rels/.rels", "/officeDocument") or "word/document.xml"
     yield from _word_pages(xml_events(archive.pieces(main)))
@@ -98,7 +98,7 @@ def read_pptx(file: BinaryIO) -> Iterator[str]:
 
 
 def read_odt(file: BinaryIO) -> Iterator[str]:
-    """Yield the pages of an OpenDocument text, with the page breaks of its last editor."""
+    """Yield the pages of an OpenDocument text, split at the page breaks that the last editor stored."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
     page, silent = _Page(), 0
@@ -203,14 +203,14 @@ def _word_pages(events: Iterator[XMLEvent]) -> Iterator[str]:
             if start:
                 page.start_cell()
         elif start and event.name in ("tab", "noBreakHyphen"):
-            # `tab` also denotes a tab stop, which has a position.
+            # A `tab` element with a position is a tab stop, not a tab character.
             if "pos" not in event.attributes:
                 page.paragraph.append("\t" if event.name == "tab" else "-")
         elif start and event.name in ("br", "lastRenderedPageBreak"):
             if event.name == "br" and event.attributes.get("type") != "page":
                 page.paragraph.append("\n")
             elif not page.tables and page.blocks:
-                prefix, paragraph = page.prefix, page.paragraph  # the paragraph continues on the next page
+                prefix, paragraph = page.prefix, page.paragraph  # the current paragraph continues on the next page
                 page.prefix, page.paragraph = "", []
                 if any(each.strip() for each in paragraph):
                     page.prefix, page.paragraph = prefix, paragraph
@@ -247,7 +247,7 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
 
 
 def _relations(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
-    # Returns id -> (type, member) of the members that a part refers to.
+    # Returns the relationships of a part (a member of the archive): id -> (type, name of the other member).
     folder, name = posixpath.split(part)
     listed = f"{folder}/_rels/{name}.rels"
     if listed not in archive.names:
@@ -272,7 +272,7 @@ def _target(archive: Archive, listed: str, kind: str) -> str:
 
 
 def _within(folder: str, target: str) -> str:
-    # Names are looked up only in the archive; `..` may not lead out of it.
+    # The path refers to a member of the archive; `..` must not lead out of it.
     joined = posixpath.normpath(posixpath.join(folder, target)) if not target.startswith("/") else target[1:]
     if joined.startswith(".."):
         raise UnreadableError("refers to files outside the archive")

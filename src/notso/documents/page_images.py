@@ -57,7 +57,7 @@ class PageDrawer:
 
 
 def main() -> None:
-    """Draw a page; stdin has the page number, followed by the PDF file."""
+    """Draw a page; read its number, followed by the PDF file, from stdin."""
     from pypdfium2 import PdfDocument, PdfiumError
 
     def work(asked: bytes) -> bytes:
@@ -85,7 +85,7 @@ def drawn(document: PdfDocument, page: int) -> bytes:
 
 
 def png(width: int, height: int, pixels: bytes, stride: int, channels: int) -> bytes:
-    """Encode pixels as PNG: rows of `stride` bytes, with red, green, blue and, if `channels` is 4, an ignored byte."""
+    """Encode pixels as PNG. Rows have `stride` bytes; pixels have 3 or 4 channels, of which the fourth is ignored."""
     rows = []
     for at in range(0, height * stride, stride):
         row = pixels[at : at + channels * width]

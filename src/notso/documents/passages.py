@@ -1,4 +1,4 @@
-"""Splitting of a document's text into passages, which a search finds and quotes."""
+"""Splitting of a document's text into passages, the units that a search finds and quotes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 PASSAGE_TOKENS = 220
-# UTF-8 bytes, an estimate for every script: a Latin letter takes one byte, a Cyrillic two, a Chinese character three.
+# UTF-8 bytes per token, an estimate for every script: a Latin letter takes one byte, a Cyrillic letter two, a Chinese
+# character three.
 BYTES_PER_TOKEN = 4
 
 _UNIT = re.compile(r"[^\n.!?。！？]*(?:[.!?。！？]+(?=\s|$)|[。！？]+|[.!?]|\n+|$)\s*")
@@ -34,7 +35,7 @@ def page_at(pages: Sequence[int], place: int) -> int:
 
 def passages_of(text: str, pages: Sequence[int]) -> Iterator[Passage]:
     """Split a text at the ends of sentences and lines into passages of at most about PASSAGE_TOKENS within a page."""
-    # The passages of a page have similar lengths, because BM25 would prefer a short remainder to longer passages.
+    # The passages of a page have similar lengths, because BM25 would rank a short remainder above longer passages.
     for number, (start, end) in enumerate(zip(pages, (*pages[1:], len(text)), strict=True), start=1):
         units = [(first, estimated_tokens(text[first:last])) for first, last in _units(text, start, end)]
         rest = sum(tokens for _, tokens in units)
@@ -77,7 +78,7 @@ def _stripped(text: str, page: int, start: int, end: int) -> Passage | None:
 
 
 def volumes_of(text: str, passages: Sequence[Passage], most_tokens: int) -> Iterator[tuple[Passage, int]]:
-    """Join passages to volumes of at most about `most_tokens`; yield each with its last page."""
+    """Join adjacent passages to volumes of at most about `most_tokens`; yield each with its last page's number."""
     # A volume ends at the end of a page, unless a single page is larger.
     sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
     of_pages: dict[int, int] = {}

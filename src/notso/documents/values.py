@@ -22,13 +22,13 @@ LIMITS = Limits(
     wall_s=180,
     answer_bytes=5 * MAX_CHARACTERS,
 )
-"""Limits of the child process that reads."""
+"""Limits of the child process that reads a document."""
 
 UNCONFINED = "unconfined"
-"""Argument with which that child works without Landlock and seccomp."""
+"""Argument that lets the child work even without Landlock and seccomp."""
 
 MAX_FRAME_BYTES = MIB
-"""Maximum size of a frame that it writes."""
+"""Maximum size of a frame that the child writes."""
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 # Characters that change the direction of text, and invisible tags: with them, the displayed text can differ from the
@@ -48,12 +48,12 @@ class UnreadableError(Exception):
         self.values = values
 
     def stored(self) -> str:
-        """Return a text from which `unreadable` restores the error."""
+        """Return a text from which `unreadable` can restore the error."""
         return json.dumps([str(self), self.code, self.values], ensure_ascii=False) if self.code else str(self)
 
 
 def unreadable(stored: str) -> UnreadableError:
-    """Restore an error from a stored text; texts of older releases are the message."""
+    """Restore an error from a stored text; older releases stored only the message."""
     try:
         message, code, values = json.loads(stored)
         return UnreadableError(str(message), str(code), **{str(name): int(each) for name, each in values.items()})
@@ -63,7 +63,7 @@ def unreadable(stored: str) -> UnreadableError:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The text of a document; `pages` are the offsets at which pages begin, and the first is 0."""
+    """The text of a document; `pages` are the offsets at which its pages begin, the first of which is 0."""
 
     kind: str
     title: str

@@ -1,6 +1,6 @@
 """Plugin API, and the processes in which the server runs plugins; see docs/plugins.md.
 
-Importing these names imports no other library.
+Importing this package imports no third-party library.
 """
 
 from notso.plugins.values import (

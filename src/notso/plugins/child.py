@@ -1,7 +1,7 @@
 """A plugin's process: loads the plugin, sends its offer (the names of what it provides) and runs calls concurrently.
 
-It is started as `python -m notso.plugins.child NAME SOCKET MEMORY`, with file descriptors as numbers. Output of the
-plugin goes to the server's log. The process ends when the server does.
+It is started as `python -m notso.plugins.child NAME SOCKET MEMORY`; SOCKET and MEMORY are the numbers of inherited
+file descriptors. Output of the plugin goes to the server's log. The process ends when the server does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Child:
         self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
         self._rows = {each.name: each for each in plugin.logits_processors}
         if self._rows:
-            import numpy  # noqa: F401  # imported at once, because calls of a logits processor have a short deadline
+            import numpy  # noqa: F401  # imported now, because calls of a logits processor have a short deadline
         self._kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
             "tool": self._tool,
             "logits": self._logits,
@@ -92,9 +92,7 @@ class Child:
 
 
 def _plain(schema: Any) -> Any:
-    return (
-        dict(schema) if isinstance(schema, Mapping) else schema
-    )  # a schema that is not an object is reported by the server
+    return dict(schema) if isinstance(schema, Mapping) else schema  # the server reports schemas that are not objects
 
 
 def offer_of(plugin: Plugin) -> dict[str, Any]:
@@ -127,4 +125,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
     finally:
-        os._exit(0)  # ends threads of the plugin, too
+        os._exit(0)  # also ends the plugin's threads

@@ -1,9 +1,4 @@
-"""Plugin errors. Each message is one line that names the plugin.
-
-NotsoError
-└── PluginError          a plugin is missing, failed, or was disabled
-    └── PluginRefusalError    the plugin refused a request, and keeps running
-"""
+"""Plugin errors. Each message is one line that names the plugin."""
 
 from __future__ import annotations
 
@@ -19,4 +14,4 @@ class PluginError(NotsoError):
 
 
 class PluginRefusalError(PluginError):
-    """The plugin refused a request, with a reason."""
+    """The plugin refused a request and gave a reason; it keeps running."""

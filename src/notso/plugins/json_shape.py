@@ -1,13 +1,14 @@
 """Limits on nesting and size of JSON, counted in the bytes before parsing.
 
-A parsed empty object takes thirty times its size in JSON, and a validation error for it a thousand times.
+Parsed, an empty object takes thirty times its size in JSON; a validation error for it takes a thousand times.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-WINDOW_BYTES = 64 * 1024  # counted at a time, to stop early if a limit is exceeded, and to let other threads run
+# Bytes counted at a time, so that counting stops early if a limit is exceeded, and other threads can run in between.
+WINDOW_BYTES = 64 * 1024
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -41,7 +42,7 @@ def check_shape(body: bytes, limits: JsonLimits) -> None:
         values += scaffold.count(b",") + scaffold.count(b"{") + scaffold.count(b"[")
         if objects > limits.objects:
             raise JsonShapeError(f"more than {limits.objects:,} objects")
-        if max(values, strings // 2) > limits.values:  # a string is a value or a key
+        if max(values, strings // 2) > limits.values:  # at most half of the strings are keys
             raise JsonShapeError(f"more than {limits.values:,} values")
         for bracket in scaffold.translate(None, _NO_BRACKETS):
             depth += 1 if bracket in b"[{" else -1

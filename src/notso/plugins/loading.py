@@ -1,4 +1,4 @@
-"""Listing and loading of installed plugins. This is the only module that imports code named by another package."""
+"""Listing and loading of installed plugins. No other module imports code whose name another package provides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from notso.plugins.values import Plugin
 
 GROUP = "notso.plugins"
-"""Entry point group, in which a plugin's pyproject.toml has `NAME = "module:PLUGIN"`."""
+"""Entry point group. A plugin's pyproject.toml has the entry `NAME = "module:PLUGIN"` in it."""
 
 
 @dataclass(frozen=True, slots=True)

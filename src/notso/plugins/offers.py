@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-MAX_GIVEN = 32  # entries of each kind per plugin
+MAX_GIVEN = 32  # maximum number of entries of each kind (tools, commands, pages, ...) per plugin
 MAX_SCHEMA_CHARACTERS = 65_536
 MAX_TEXT_CHARACTERS = 10_000
 MAX_ANSWER_CHARACTERS = 1 << 20
 _PAGE = re.compile(r"(?:[\w~-][\w.~-]*(?:/[\w~-][\w.~-]*)*)?", re.ASCII)
 
 Offer = dict[str, Any]
-"""Entries by kind (`tools`, `logits_processors`, `slash_commands`, `pages`), and `signs_in`."""
+"""Lists of entries by kind (`tools`, `logits_processors`, `slash_commands`, `pages`), and `signs_in`, a boolean."""
 
 
 def checked_offer(given: Any) -> tuple[Offer, list[str]]:
-    """Return the valid entries, and a sentence for each invalid entry. Raises ValueError."""
+    """Return the offer's valid entries, and a message about each invalid one. Raises ValueError."""
     if not isinstance(given, dict):
         raise ValueError("no offer")
     offer: Offer = {"signs_in": given.get("signs_in") is True}

@@ -34,12 +34,13 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 State = Literal["starting", "on", "off"]
 
 START_SECONDS = 60.0  # limit for importing the plugin's libraries
-SEND_SECONDS = 2.0  # limit for accepting a call; only a process that hangs takes longer
-ROW_SECONDS = 2.0  # limit for processing a row of logits, during which all answers wait
-# Rows delay all answers even within ROW_SECONDS. The process may take ROW_SHARE of the time, and this much in addition.
+SEND_SECONDS = 2.0  # limit until the process has received a call; only a process that hangs takes longer
+ROW_SECONDS = 2.0  # limit for processing a row (the logits of one token), during which all answers wait
+# Even faster rows delay all answers. A plugin may spend this share of the time on them, plus the allowance.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
-MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20  # more bytes disable the plugin; more lines are not logged
+# A plugin that prints more bytes than this is disabled; only so many of its lines are logged.
+MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20
 SERVER_ENDS = "the server is stopping"
 _log = logging.getLogger("notso.plugins")
 
@@ -60,11 +61,11 @@ class PluginProcess:
         self.name = name
         self.state: State = "off"
         self.failure = ""
-        """Why the plugin is off."""
+        """Reason why the plugin is off."""
         self.printed_lines = 0
         self.offer: Mapping[str, Any] = {}
         self.left_out: list[str] = []
-        """A sentence for each invalid part of its offer."""
+        """A message about each invalid part of the plugin's offer."""
         self._lock = threading.Lock()  # guards state and calls
         self._sending = threading.Lock()
         self._row_lock = threading.Lock()
@@ -83,7 +84,7 @@ class PluginProcess:
             self.ready.clear()
             try:
                 self._launch()
-            except (OSError, RuntimeError) as error:  # the limit of descriptors, processes or threads is reached
+            except (OSError, RuntimeError) as error:  # a limit on descriptors, processes or threads was reached
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self.state, self.failure = "off", f"it could not be started: {reason}"
                 self.ready.set()
@@ -119,7 +120,7 @@ class PluginProcess:
     def ask(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
         """Start a call; the future raises PluginRefusalError or PluginError.
 
-        Without a result within `seconds`, the plugin is disabled. Raises PluginError if it is off or busy.
+        If it takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is off or busy.
         """
         try:
             number = next(self._numbers)
@@ -155,7 +156,8 @@ class PluginProcess:
             raise PluginError(f"the plugin {self.name} was disabled: {self.failure}", plugin=self.name) from None
 
     def change_row(self, name: str, tokens: memoryview, logits: memoryview) -> bytes:
-        """Return the processed logits, float32 (V,), that follow tokens, int32 (L,), as bytes. Raises PluginError."""
+        """Return logits, float32 (V,), as a logits processor changes them. Raises PluginError."""
+        # tokens, int32 (L,), are those of prompt and answer so far; V is the size of the vocabulary.
         if logits.nbytes > wire.ROW_BYTES or tokens.nbytes > wire.SHARED_BYTES - wire.ROW_BYTES:
             raise PluginError(f"the plugin {self.name} cannot process this many tokens", plugin=self.name)
         what = f"logits processor {name}"
@@ -181,14 +183,14 @@ class PluginProcess:
             self.switch_off(f"{what} delays all responses")
 
     def switch_off(self, why: str, of: socket.socket | None = None) -> None:
-        """Kill the plugin's processes and fail its calls; with `of`, only if that is still its socket."""
+        """Kill the plugin's processes and fail its calls; if `of` is given, only if it is still the plugin's socket."""
         with self._lock:
             if self.state == "off" or (of is not None and of is not self._end):
                 return
             self.state, self.failure = "off", why
             calls, process, end = list(self._calls.values()), self._process, self._end
             self._calls.clear()
-            self.ready.set()  # under the lock, because a later start clears it
+            self.ready.set()  # while holding the lock, because the next start clears it
         if why != SERVER_ENDS:
             _log.warning("the plugin %s was disabled: %s", self.name, why)
         if process is not None:
@@ -213,7 +215,7 @@ class PluginProcess:
     def _why_not(self) -> str:
         return "not ready yet" if self.state == "starting" else f"disabled: {self.failure}"
 
-    # ---- in the listening thread
+    # The methods below run in the thread that listens to the plugin.
 
     def _listen(self, process: subprocess.Popen[bytes], end: socket.socket) -> None:
         why, printed = "its process has ended", _Printed(self)
@@ -276,7 +278,7 @@ class PluginProcess:
     def _take(self, packet: Any) -> str:
         if not isinstance(packet, dict):
             raise ValueError("no packet")
-        # Returns why the plugin must be disabled, or ''.
+        # Returns the reason why the plugin must be disabled, or '' if it need not be.
         if "unloadable" in packet:
             return _one_line(f"it cannot be loaded: {packet['unloadable']}")
         if "offer" in packet:
@@ -297,7 +299,7 @@ class PluginProcess:
                 return "it sent a result for a call that was not made"
             if "result" in packet and not is_answer(call.kind, packet["result"]):
                 return _one_line(f"{call.what} returned a result of a wrong type")
-            # No code below may raise, because `switch_off` no longer fails this call.
+            # Once the call is deleted here, `switch_off` cannot fail it, so no code below may raise.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():
             return _failure_of(packet, call)
@@ -379,7 +381,7 @@ class Plugins:
         return next((process for process in self.processes if process.name == name), None)
 
     def given(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
-        """Yield the entries of a kind with their plugins; the first entry with a name takes precedence."""
+        """Yield the entries of a kind with their plugins; of several entries with one name, only the first."""
         seen = set()
         for process in self.processes:
             for row in process.offer.get(kind, []) if process.state == "on" else []:

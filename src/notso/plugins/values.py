@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     Rows = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 
 
-# Any other exception disables the plugin.
+# A function that raises any other exception disables the plugin.
 class Refused(Exception):
     """Raise it to refuse a request with a message for the user."""
 
@@ -85,7 +85,7 @@ class Page:
     """A page at /plugins/NAME/PATH."""
 
     path: str
-    title: str  # of its link in the settings
+    title: str  # text of the page's link in the settings
     show: Callable[[PageRequest], PageResponse | str]
 
 

@@ -1,4 +1,4 @@
-"""Bounds-checked access to a GGUF file's bytes (rule GG13); no other module indexes them.
+"""Bounds-checked access to a GGUF file's bytes; no other module indexes them.
 
 The checks are necessary because NumPy and memoryview silently truncate slices past the end.
 """
@@ -14,15 +14,15 @@ import numpy.typing as npt
 
 from notso.qtensor.errors import GGUFError
 
-MAX_STRING_BYTES: Final = 1 << 20  # GG3
-_DECODE_BYTES: Final = 1 << 20  # per chunk, so that memory does not depend on declared sizes
+MAX_STRING_BYTES: Final = 1 << 20  # GG3; see gguf.py for these numbers
+_DECODE_BYTES: Final = 1 << 20  # bytes decoded at a time, so that memory use does not depend on declared sizes
 
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 
 
 class Cursor:
-    """Position in a buffer. Methods raise GGUFError with field and offset."""
+    """Position in a buffer. Methods raise GGUFError, which names field and offset."""
 
     def __init__(self, buffer: memoryview, position: int = 0) -> None:
         self._buffer = buffer
@@ -62,7 +62,7 @@ class Cursor:
         return value
 
     def string(self, field: str, limit: int = MAX_STRING_BYTES) -> str:
-        """Read a uint64 length and valid UTF-8."""
+        """Read a uint64 length and as many bytes of UTF-8."""
         start = self.position
         length = self.uint64(field)
         if length > limit:
@@ -75,7 +75,7 @@ class Cursor:
 
     def strings(self, count: int, field: str) -> StringSpan:
         """Validate `count` strings without decoding them."""
-        # Memory is a few bytes per string, whatever its length.
+        # This takes a few bytes of memory per string, whatever its length.
         start = self.position
         ends = _string_ends(self._buffer, start, self._end, count, field)
         self.position = int(ends[-1]) if count else start
@@ -90,7 +90,7 @@ def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: st
     ends = np.empty(count, np.int64)
     unpack, limit = _U64.unpack_from, MAX_STRING_BYTES
     position, last = start, end - 8
-    # The only loop over a declared count: each round consumes 8 bytes or fails.
+    # No other loop runs as often as the file declares. Each round consumes 8 bytes or fails, so it ends with the file.
     for i in range(count):
         if position > last:
             raise GGUFError(f"the file ends inside string {i} of {count}", field=field, offset=position)
@@ -108,7 +108,7 @@ class StringSpan:
 
     def __init__(self, raw: memoryview, ends: npt.NDArray[np.int64]) -> None:
         self._raw = raw
-        # (count,), relative to `raw`; uint32 if possible, so that the array takes at most half of the file's size.
+        # (count,) offsets in `raw`; uint32 if possible, so that the array takes at most half of the file's size.
         self._ends = ends.astype(np.uint32) if len(raw) < 1 << 32 else ends
 
     def __len__(self) -> int:
@@ -120,7 +120,8 @@ class StringSpan:
         return starts
 
     def _text(self, starts: npt.NDArray[np.int64], start: int, stop: int) -> npt.NDArray[np.uint8]:
-        # Length prefixes become NUL, which cannot continue a UTF-8 sequence: the whole is valid if every string is.
+        # Length prefixes are replaced by NULs. A NUL cannot continue a UTF-8 sequence, so the whole text is valid if
+        # and only if every string is.
         text = np.frombuffer(self._raw[start:stop], np.uint8).copy()
         first, last = np.searchsorted(starts, [start - 7, stop])
         prefixes = starts[first:last] - start

@@ -1,24 +1,13 @@
-"""Errors of the tensor layer, and the root of all errors.
+"""Errors of the tensor layer, and `NotsoError`, from which all errors of the project derive.
 
-    NotsoError
-    └── QTensorError
-        ├── GGUFError                an invalid GGUF file
-        │   └── UnsupportedFormatError   an unsupported block format or container version
-        ├── SafetensorsError         an invalid safetensors file
-        ├── KernelChoiceError        a forced kernel family is unknown or unsupported by this CPU
-        ├── DeviceError              the requested GPU is unusable
-        │   ├── DeviceMemoryError    the GPU's memory is insufficient
-        │   └── DeviceLostError      the GPU failed during computation; its contents are lost
-        └── OperandError             an operand has a wrong shape, dtype, stride or range
-
-All errors of the project derive from `NotsoError`; each layer translates errors at its boundary.
+ARCHITECTURE.md shows them as a tree. Each layer translates errors at its boundary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# A few lines on a screen; file contents in a message may be megabytes.
+# Limit of a message, a few lines on a screen: values quoted from a file may have megabytes.
 MAX_MESSAGE_CHARACTERS = 600
 
 # Limit per quoted value, so that the rest of the message remains visible.
@@ -39,7 +28,7 @@ def quoted(value: object) -> str:
 
 
 class Sentence(str):
-    """An error message that pages can translate: `code` identifies it, and `values` are the figures in it."""
+    """An error message that web pages can translate: `code` identifies it, and `values` are inserted into it."""
 
     code: str
     values: Mapping[str, str | int]

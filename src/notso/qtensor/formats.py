@@ -3,10 +3,11 @@
 Rows consist of blocks of `block_values` values in `block_bytes` bytes. `reference/blocks.py` (readable) and
 `native/blocks.h` (fast) define the layouts.
 
-native/cache_format.h defines the byte layout of KV cache formats, and a test compares it with this table. Their names
-give the bits of keys and values. Every format but f16 has a half-precision scale per head vector, so k8v8 takes 8.125
-bits per value for heads of size 128.
+native/cache_format.h defines the byte layout of KV cache formats, and a test compares it with this table.
 """
+
+# The names of KV formats give the bits per key and value: k8v4 has 8 and 4. Every format but f16 also stores a
+# half-precision scale per head vector, so k8v8 takes 8.125 bits per value for heads of size 128.
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 
 TILE_POSITIONS = 128  # positions per block
 
-# Up to this head dimension, the integer sums of the formats other than f16 are exact.
+# Up to this head dimension, integer sums are exact for all KV formats other than f16.
 MAX_BYTE_DIM = 1024
 
 SCALE_BYTES = 2
@@ -27,14 +28,14 @@ SCALE_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class KVBits:
-    """Bits per key and value, without scales."""
+    """Bits per value of keys and of values, without scales."""
 
     key: int
     value: int
 
     @property
     def is_low_bit(self) -> bool:
-        """Whether first and last tiles need a k8v8 pool."""
+        """Whether each sequence's first and last tiles are also kept in a k8v8 pool."""
         return min(self.key, self.value) < 8
 
     def pair_bytes(self, head_dim: int) -> int:
@@ -55,7 +56,7 @@ KV_FORMAT_NUMBERS: dict[KVFormat, int] = {name: number for number, name in enume
 
 
 def kv_block_bytes(format: KVFormat, kv_heads: int, head_dim: int) -> int:
-    """Return a block's size. Raises OperandError for an unknown format or unsupported heads."""
+    """Return a block's size in bytes. Raises OperandError for an unknown format or unsupported heads."""
     if format not in KV_FORMATS:
         raise OperandError(f"unknown KV format {format!r}; choices: {', '.join(KV_FORMATS)}")
     if kv_heads < 1 or head_dim < 1 or head_dim % 16:
@@ -151,7 +152,7 @@ def format_name(ggml_type: int) -> str:
 
 
 def row_bytes(format: Format, cols: int) -> int:
-    """Return a row's size. Raises OperandError for incomplete blocks."""
+    """Return a row's size in bytes. Raises OperandError for incomplete blocks."""
     if cols < 1 or cols % format.block_values:
         raise OperandError(
             f"a row of {cols} values is not a positive multiple of {format.name}'s block size, {format.block_values}"

@@ -1,4 +1,4 @@
-"""Reader of GGUF files, versions 2 and 3. It maps files; their contents do not control the size of allocations.
+"""Reader of GGUF files, versions 2 and 3. Files are mapped, and no size that a file declares is allocated unchecked.
 
 A file is a header, metadata entries, tensor descriptions, padding, and tensor bytes:
 
@@ -7,9 +7,11 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
     tensor:  name string, number of dimensions u32, dimensions u64 each (row length first), format u32, offset u64
     padding to `general.alignment` (default 32), after which tensor offsets start
 
-Numbers are little-endian; a string is a u64 length and UTF-8. Limits are numbered as the project's reliability rules
-GG1..GG9 and GG12; semantic checks (GG10, GG11) belong to the layer above.
+Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
+
+# Comments such as GG1 are numbers of rules about invalid files, which tests/qtensor checks. The layer above checks
+# whether the entries describe a usable model.
 
 from __future__ import annotations
 
@@ -83,9 +85,9 @@ class NumberSpan:
 
 
 class Metadata(Mapping[str, Any]):
-    """Entries in file order: int, float, bool, str, or lists of these."""
+    """Entries in file order, with values of type int, float, bool, str, or lists of these."""
 
-    # Arrays and long strings are validated at open, decoded on first access, and kept until `release`.
+    # Arrays and long strings are validated when the file is opened, decoded on first access, and kept until `release`.
     def __init__(self, entries: dict[str, Any]) -> None:
         self._entries = entries
         self._decoded: dict[str, Any] = {}
@@ -122,7 +124,7 @@ class GGUFFile:
 
     def __init__(self, path: Path, mapping: mmap.mmap, status: os.stat_result) -> None:
         self.path = path
-        self.status = status  # of the open file, even if another file has its name by now
+        self.status = status  # result of fstat: describes the open file even if its name now belongs to another file
         self.size_bytes = len(mapping)
         self._mapping = mapping
         cursor = Cursor(memoryview(mapping))  # views keep the mapping and its descriptor alive
@@ -135,7 +137,7 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
-        """Map and validate a file. Raises GGUFError or UnsupportedFormatError with field and offset."""
+        """Map and validate a file. Raises GGUFError or UnsupportedFormatError, which name field and offset."""
         path = Path(path)
         try:
             return cls._open(path)
@@ -150,7 +152,7 @@ class GGUFFile:
         except OSError as error:
             raise GGUFError(f"cannot be opened: {error.strerror}") from error
         try:
-            status = os.fstat(descriptor)  # GG15: the size of the open file, not of its current name
+            status = os.fstat(descriptor)  # GG15: the open file's size; another file may have its name by now
             if status.st_size < len(MAGIC):
                 raise GGUFError(f"{status.st_size} bytes are too few for a GGUF file", field="magic", offset=0)
             try:

@@ -55,7 +55,7 @@ def _packed_string(text: str) -> bytes:
 
 
 class GGUFWriter:
-    """Collects entries and tensors, then writes the file atomically.
+    """Collect entries and tensors, then write the file atomically.
 
     Raises GGUFError for entries that the reader would reject, and for wrong amounts of data.
     """

@@ -30,7 +30,7 @@ _FORMATS: dict[str, Format] = {"F32": F32, "F16": F16, "BF16": BF16}
 
 
 class SafetensorsFile:
-    """Tensors by name, as views of the memory-mapped file. Raises OSError or SafetensorsError."""
+    """Tensors by name, as views of the memory-mapped file. The constructor raises OSError or SafetensorsError."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

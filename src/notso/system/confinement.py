@@ -1,7 +1,7 @@
 """Confinement of child processes to what their work needs. No other module confines processes.
 
-Each child gives up all rights except those it names. Resource limits bound its time and memory on every system. On
-Linux, it also cannot gain privileges, is the first process that is killed when memory runs out, and is confined by
+Each child gives up all rights except those that it names. Resource limits bound its time and memory on every system.
+On Linux, it also cannot gain privileges, is the first process to be killed when memory runs out, and is confined by
 Landlock and seccomp if the kernel supports them.
 
 This module imports only the standard library, because children import it without the rest of notso.
@@ -34,9 +34,9 @@ class Rights(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    cpu_s: int  # CPU seconds after the child's imports
-    memory_bytes: int  # address space
-    wall_s: float  # deadline in seconds, then the child is killed
+    cpu_s: int  # CPU seconds, counted after the child's imports
+    memory_bytes: int  # size of the address space
+    wall_s: float  # seconds after which the child is killed
     answer_bytes: int
     more_cpu_s: int = 0  # CPU seconds that `Child.grant` may add
 
@@ -49,11 +49,11 @@ class ConfinedWorkError(Exception):
 
 
 def confine(rights: Rights, limits: Limits | None = None) -> None:
-    """Give up all other rights permanently. Raises OSError if the kernel rejects a supported means."""
+    """Give up all rights except `rights`, permanently. Raises OSError if a supported means of confinement fails."""
     _end_first_out_of_memory()
     if rights is Rights.COMPUTE and limits is None:
         raise ValueError("Rights.COMPUTE requires limits")
-    ruleset = _landlock_ruleset(rights)  # before descriptors are limited
+    ruleset = _landlock_ruleset(rights)  # now, because it opens a descriptor, which the limits below may forbid
     if limits is not None:
         _limit(limits)
     if sys.platform == "linux":
@@ -69,7 +69,7 @@ def confine(rights: Rights, limits: Limits | None = None) -> None:
 
 
 def serve_one(work: Callable[[bytes], bytes], limits: Limits) -> None:
-    """Confine this process and answer the request on stdin. Call it in the child, after all imports."""
+    """Confine this process and answer the request on stdin. Called in the child, after all imports."""
     request = sys.stdin.buffer
     confine(Rights.COMPUTE, limits)
     answer = work(request.read())
@@ -90,7 +90,7 @@ def _limit(limits: Limits) -> None:
         resource.RLIMIT_FSIZE: (0, 0),
         resource.RLIMIT_CORE: (0, 0),
     }
-    if sys.platform == "darwin":  # macOS does not enforce this limit, and rejects less than libraries have mapped
+    if sys.platform == "darwin":  # macOS does not enforce this limit, and rejects one below the space already mapped
         del bounds[resource.RLIMIT_AS]
     for which, bound in bounds.items():
         resource.setrlimit(which, bound)
@@ -109,7 +109,8 @@ def _end_first_out_of_memory() -> None:
 class Child:
     """A confined process that reads one request and writes one answer. Raises ConfinedWorkError."""
 
-    # `arguments` are those of the Python interpreter; the program calls `confine` or `serve_one` with the same limits.
+    # `arguments` are those of the Python interpreter. The program that they start must call `confine` or `serve_one`
+    # with the same limits.
     def __init__(self, arguments: Sequence[str], request: bytes, limits: Limits) -> None:
         self._limits = limits
         self._deadline = time.monotonic() + limits.wall_s
@@ -230,7 +231,7 @@ def lacking() -> list[str]:
 
 
 def unenforced_limits() -> list[str]:
-    """Return phrases for the operator about what this system does not limit."""
+    """Return phrases that name for the operator what this system does not limit."""
     found = []
     if missing := lacking():
         found.append(f"the system calls and files that child processes use (no {', no '.join(missing)})")
@@ -245,7 +246,7 @@ def unenforced_limits() -> list[str]:
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
 _SECCOMP_MODE_FILTER, _SECCOMP_GET_ACTION_AVAIL = 2, 2
 _LANDLOCK_CREATE_RULESET_VERSION = 1
-# include/uapi/linux/landlock.h: file rights by version, TCP rights, and scopes.
+# Constants of include/uapi/linux/landlock.h: file rights by version, TCP rights, and scopes.
 _LANDLOCK_FILES = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
 _LANDLOCK_TCP, _LANDLOCK_TCP_SINCE = 0x3, 4
 _LANDLOCK_ABSTRACT_SOCKETS, _LANDLOCK_SIGNALS, _LANDLOCK_SCOPES_SINCE = 0x1, 0x2, 6
@@ -253,14 +254,14 @@ _LANDLOCK_ABSTRACT_SOCKETS, _LANDLOCK_SIGNALS, _LANDLOCK_SCOPES_SINCE = 0x1, 0x2
 _MACHINES = {"x86_64": 0, "aarch64": 1}
 _AUDIT_ARCHES = (0xC000003E, 0xC00000B7)  # include/uapi/linux/audit.h
 
-# System call numbers on x86-64 and AArch64; None: the machine has no such call.
+# System call numbers on x86-64 and on AArch64 (None: the architecture has no such call).
 _SYSTEM_CALLS: Mapping[str, tuple[int, int]] = {
     "seccomp": (317, 277),
     "landlock_create_ruleset": (444, 444),
     "landlock_restrict_self": (446, 446),
 }
 
-# Calls needed to compute, allocate memory and exit. No call opens new descriptors.
+# Calls needed to compute, allocate memory and exit. None of them opens new descriptors.
 _COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
     "readv": (19, 65),
@@ -368,7 +369,7 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_IF_EQUAL, 1, 0, _AUDIT_ARCHES[place]),
-        (_RETURN, 0, 0, _KILL),  # calls of another architecture have other numbers
+        (_RETURN, 0, 0, _KILL),  # reject calls of another architecture, in which the numbers have other meanings
         (_LOAD, 0, 0, _NUMBER_AT),
     ]
     if place == 0:
@@ -381,7 +382,7 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
     for name, numbers in _COMPUTING.items():
         if (number := numbers[place]) is None:
             continue
-        if name in _WITH_PROTECTION:  # exploits need executable memory
+        if name in _WITH_PROTECTION:  # refuse executable memory, which exploits need
             program += [
                 (_IF_EQUAL, 0, 4, number),
                 (_LOAD, 0, 0, _PROTECTION_AT),

@@ -12,7 +12,7 @@ from pathlib import Path
 if sys.platform == "darwin":
     _F_RDADVISE = 44  # sys/fcntl.h
 
-LONGEST_READ_AHEAD = (1 << 31) - 1  # macOS stores the size in an int
+LONGEST_READ_AHEAD = (1 << 31) - 1  # maximum size in bytes; macOS stores it in an int
 
 
 def lock(descriptor: int) -> None:
@@ -23,8 +23,8 @@ def lock(descriptor: int) -> None:
 def sync(descriptor: int) -> None:
     """Write a file's data to the disk, so that they survive a power failure. Raises OSError."""
     if sys.platform == "darwin":
-        # On macOS, fsync does not flush the disk's cache, and F_FULLFSYNC does. Some file systems, such as network file
-        # systems, do not support it.
+        # On macOS, fsync does not flush the disk's cache, but F_FULLFSYNC does. Some file systems, such as network file
+        # systems, do not support F_FULLFSYNC.
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return

@@ -81,7 +81,7 @@ def text(name: str) -> str:
 
 def page_bytes() -> int:
     """Return the size of the pages that `vm_statistics` counts."""
-    # Under Rosetta, a process has smaller pages than the kernel.
+    # Under Rosetta (emulation of x86-64), the pages of a process are smaller than the kernel's.
     return ctypes.c_size_t.in_dll(library(), "vm_kernel_page_size").value
 
 

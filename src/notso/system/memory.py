@@ -58,7 +58,7 @@ def huge_page_bytes() -> int:
 MIB = 1 << 20
 HEAPS = 4
 _M_ARENA_MAX = -8  # glibc's malloc.h
-_UNLIMITED = 1 << 60  # cgroup v1 writes a huge number for "no limit"
+_UNLIMITED = 1 << 60  # cgroup v1 reports a number above this for "no limit"
 _CRITICAL = 4  # critical level of macOS's memory pressure (sys/event.h)
 
 
@@ -72,7 +72,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Memory of this process; `held_bytes` excludes mapped files and includes swap."""
+    """Memory of this process; `held_bytes` includes swapped memory but not mapped files."""
 
     resident_bytes: int
     held_bytes: int
@@ -92,7 +92,7 @@ def memory_limits(
     proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup"), mapped_bytes: int = 0
 ) -> list[MemoryLimit]:
     """Return all limits that can be read; never empty."""
-    # mapped_bytes: size of mapped files, which the limit of the address space already counts.
+    # mapped_bytes: size of mapped files, which already count toward the limit of the address space.
     if sys.platform == "darwin":
         return [_memory_of_macos(), *_process_limits({}, 0)]  # macOS does not report how much address space is in use
     limits = [_system_memory(proc)]
@@ -117,8 +117,8 @@ def _memory_of_macos() -> MemoryLimit:
     pages = libsystem.vm_statistics()
     if pages is None:
         return MemoryLimit("the machine", physical_memory())
-    # Free pages include speculative pages, which hold read-ahead data. Under critical pressure, inactive pages are
-    # already compressed.
+    # macOS counts speculative pages (read-ahead data) as free. Under critical memory pressure, inactive pages are
+    # already compressed, so they do not count as available.
     is_critical = libsystem.number("kern.memorystatus_vm_pressure_level") >= _CRITICAL
     available = pages.free_count + (0 if is_critical else pages.inactive_count)
     return MemoryLimit("the system", available * libsystem.page_bytes())
@@ -154,7 +154,7 @@ def _cgroup_limits(proc: Path, root: Path) -> list[MemoryLimit]:
 
 
 def _page_cache(folder: Path) -> int:
-    # Under memory pressure, the kernel drops file pages, such as those of the model.
+    # Cached file pages, such as those of the model, count as available: the kernel drops them under memory pressure.
     fields = _number_lines(folder / "memory.stat")
     prefix = "total_" if "total_inactive_file" in fields else ""
     return fields.get(f"{prefix}inactive_file", 0) + fields.get(f"{prefix}active_file", 0)
@@ -178,7 +178,7 @@ def _process_limits(mapped: dict[str, int], mapped_bytes: int) -> list[MemoryLim
 
 def keep_few_heaps() -> None:
     """Limit the number of glibc's malloc arenas. Call before starting threads."""
-    # By default, glibc creates up to eight arenas per core, each of which keeps its peak size.
+    # By default, glibc creates up to eight arenas (heaps) per core, and each of them keeps its peak size.
     options = getattr(ctypes.CDLL(None), "mallopt", None)
     if options is not None:
         options(_M_ARENA_MAX, HEAPS)
@@ -207,6 +207,6 @@ def _number(path: Path) -> int | None:
 
 
 def _number_lines(path: Path) -> dict[str, int]:
-    # Lines of /proc/meminfo and memory.stat: name, number, optional unit.
+    # Parses lines of /proc/meminfo and memory.stat: a name, a number and an optional unit.
     lines = (line.split() for line in _text(path).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) >= 2 and words[1].isdigit()}

@@ -17,7 +17,7 @@ if sys.platform == "darwin":
 
 
 def descriptor_limit(wanted: int) -> int | None:
-    """Raise the limit of open descriptors to `wanted`, if allowed, and return it (None: unlimited)."""
+    """Raise the limit of open descriptors to `wanted` if allowed, and return the limit (None: unlimited)."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -35,8 +35,8 @@ def descriptor_limit(wanted: int) -> int | None:
 
 def limit_unsent(connection: socket.socket, unsent_bytes: int, seconds: int) -> None:
     """Limit unsent data, and reset the connection after `seconds` without an acknowledgment."""
-    # By default, the kernel buffers megabytes before a slow reader is noticed, and for a quarter of an hour retries to
-    # deliver data to a client that has disappeared.
+    # By default, the kernel buffers megabytes before a slow reader is noticed, and keeps retrying for a quarter of an
+    # hour to deliver data to a client that has disappeared.
     import socket
 
     if sys.platform == "darwin":
@@ -61,9 +61,9 @@ def lower_thread_priority() -> None:
 
 def keep_memory_private() -> None:
     """Make the process non-dumpable (Linux)."""
-    # Then only root can read its memory and environment, which contain keys: children (MCP servers, plugins) cannot
-    # read /proc/PPID/environ, and debuggers cannot attach. This also disables core dumps. It does not apply to programs
-    # that the process executes.
+    # Then only root can read the process's memory and environment, which contain keys: children (MCP servers, plugins)
+    # cannot read /proc/PPID/environ, and debuggers cannot attach. This also disables core dumps. It does not apply to
+    # programs that the process executes.
     _process_control(4, 0)  # PR_SET_DUMPABLE
 
 

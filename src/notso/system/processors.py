@@ -1,4 +1,4 @@
-"""The system's name and display, and the processors that this process may use."""
+"""The system's name, whether it has a display, and the processors that this process may use."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def times() -> list[int]:
 
 
 def _core_of(cpu: int) -> tuple[str, str] | int:
-    # Returns package and core number, which hyper-threads share.
+    # Returns the numbers of package and core, which hyper-threads of one core share.
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         return (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()

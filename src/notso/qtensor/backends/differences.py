@@ -1,6 +1,6 @@
 """Check that two backends give the same bits for small random operations, in well under a second.
 
-The check runs before a device is used for a model. Kernel tests are in tests/qtensor.
+The check runs before a device is used for a model.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from notso.qtensor.formats import TILE_POSITIONS, Format, KVFormat
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
 
-# One, few and many rows, for which kernels may differ.
+# Numbers of rows: one, few and many, for which kernels may differ.
 ROWS = (1, 5, 33)
 
 OUTPUTS, INPUTS = 96, 512
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 128
-# Tested KV formats; formats with fewer bits use the same kernels as the first.
+# Tested KV formats; formats with fewer bits use the same kernels as k8v8.
 KEPT: tuple[KVFormat, ...] = ("k8v8", "f16")
 
 EPS = 1e-6
@@ -72,7 +72,8 @@ def _products(backend: Backend, rng: np.random.Generator, format: Format, rows: 
 
 
 def _attention(backend: Backend, rng: np.random.Generator, kept: KVFormat) -> Host:
-    # Rows that cross a tile boundary, then a recorded step of a few rows, where a backend may fuse operations.
+    # Tests rows that cross a tile boundary, and then a recorded step of a few rows, in which a backend may fuse
+    # operations.
     (pool,) = backend.key_value_pools(1, 2, KV_HEADS, HEAD_DIM, kept)
     frequencies = backend.upload(1.0 / 5e6 ** (np.arange(HEAD_DIM // 2, dtype=np.float64) * 2 / HEAD_DIM))
     tables = backend.upload(np.array([[1, 0]], np.int32))

@@ -1,8 +1,8 @@
 """Protocol of a device backend. The CPU (cpu/) is the reference; tests add one in numpy.
 
-Arrays belong to their backend and are opaque except for the interface of `Array`; numpy appears only in `upload`,
-`write` and `download`. Operations are bit-identical across backends: native/kernel_table.h defines their arithmetic,
-cpu/ops.py their operands.
+Arrays belong to their backend and are opaque except for the interface of `Array`; only `upload`, `write` and
+`download` exchange numpy arrays. Operations are bit-identical across backends: native/kernel_table.h defines their
+arithmetic, and cpu/ops.py describes their operands.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from notso.qtensor.formats import KVFormat
 from notso.qtensor.tensor import QTensor
 from notso.system.memory import MemoryLimit
 
-# Row-major values in backend memory, with `shape`, and with `array[i]`, `array[a:b]` and `reshape`, which share that
-# memory. (A precise type would make every class that holds an array generic.)
+# Row-major values in backend memory, with a `shape`. `array[i]`, `array[a:b]` and `reshape` return views of the same
+# memory. (With a precise type, every class that holds an array would have to be generic.)
 Array: TypeAlias = Any
 
 # A weight in the layout of the backend's operations, with a `name`.
@@ -31,7 +31,7 @@ Numbers: TypeAlias = Sequence[int] | Host
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """Per row: x / sqrt(mean(x^2) + eps) * weight; weight (K,) float32."""
+    """Normalization of each row x to x / sqrt(mean(x^2) + eps) * weight; weight (K,) float32."""
 
     weight: Array
     eps: float
@@ -50,7 +50,7 @@ class Program(Protocol):
 
 
 class KeyValuePool(Protocol):
-    """Blocks of one layer's cache (native/cache_format.h), which may be written concurrently."""
+    """Blocks of one layer's cache (native/cache_format.h); different threads may write different blocks."""
 
     @property
     def nbytes(self) -> int: ...
@@ -103,7 +103,7 @@ class Backend(Protocol):
     # Memory
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
-        """Return available memory; mapped_bytes: size of mapped weights."""
+        """Return the available memory; mapped_bytes: size of the mapped weights."""
 
     def weight_bytes(self, tensor: QTensor) -> int:
         """Return the size of `weight(tensor)`. Raises DeviceError if unsupported."""
@@ -116,7 +116,7 @@ class Backend(Protocol):
     def write(self, array: Array, values: Numbers) -> None: ...
 
     def download(self, array: Array) -> Host:
-        """Return an array's values, valid until it is written."""
+        """Return an array's values, valid until the array is written to."""
 
     def weight(self, tensor: QTensor) -> Weight:
         """Prepare a tensor for operations; its file must stay open."""
@@ -170,10 +170,10 @@ class Backend(Protocol):
         """out = silu(gate) * up, (L, C); out may be gate or up. Bit-identical to `matmul_gated`."""
 
     def rope_table(self, frequencies: Array, positions: Array, table: tuple[Array, Array], factor: float = 1.0) -> None:
-        """table = factor * (cos, sin) of position * frequency, (L, D/2); frequencies float64."""
+        """table = factor * (cos, sin) of position * frequency, each (L, D/2); frequencies float64."""
 
     def rope(self, x: Array, positions: Array, table: tuple[Array, Array], *, adjacent: bool) -> None:
-        """Rotate x (L, H, D) in place by table[positions]. adjacent: pairs (2i, 2i + 1)."""
+        """Rotate x (L, H, D) in place by the table's rows `positions`. adjacent: rotate pairs (2i, 2i + 1)."""
 
     def store_key_values(
         self,
@@ -185,7 +185,7 @@ class Backend(Protocol):
         pool: Any,
         window: tuple[Array, Any] | None = None,
     ) -> None:
-        """Store k and v (L, KH, D); tables (S, T) int32 give the block of each tile."""
+        """Store k and v (L, KH, D); tables[s, t] (int32) is the block of tile t of sequence s."""
 
     def attention(
         self,

@@ -9,8 +9,8 @@ importance of each value. The search tries several scales around the one that ma
 integer, fits each scale to the resulting integers by least squares, and keeps the best. Then minima are fitted again to
 the stored scales, and finally d and dmin of a super-block to all of its integers.
 
-Groups are columns, (values per group, groups), so that sums over a group are evaluated in a fixed order that does not
-depend on other groups.
+The search works on arrays (values per group, groups), in which each group is a column, so that sums over a group are
+evaluated in a fixed order that does not depend on other groups.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format, row_bytes
 from notso.qtensor.reference import unpacked_blocks
 
-STRETCHES = np.linspace(-1.0, 1.0, 9)  # shifts of the largest value, in integer steps
-SIGNED_STRETCHES = np.linspace(-1.0, 3.0, 13)  # shifts from -32, to which the value of largest magnitude maps
+# The search maps a group's largest value to the largest integer plus each of these. With signed integers, it maps the
+# value of largest magnitude to -32 plus each of the second list.
+STRETCHES = np.linspace(-1.0, 1.0, 9)
+SIGNED_STRETCHES = np.linspace(-1.0, 3.0, 13)
 
 
 def as_half(x: Floats) -> Floats:
@@ -35,7 +37,7 @@ def as_half(x: Floats) -> Floats:
 
 
 def _reciprocal(x: Floats) -> Floats:
-    # Zero where x is zero, or too small for a finite reciprocal.
+    # Returns 1 / x, or zero where x is zero or too small for a finite reciprocal.
     usable = np.abs(x) > np.float32(1e-37)
     return np.where(usable, 1 / np.where(usable, x, np.float32(1)), np.float32(0)).astype(np.float32)
 
@@ -51,7 +53,7 @@ def _columns(x: Floats, group: int) -> Floats:
 
 
 def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
-    # Fits scale and minimum (n,), both >= 0, so that x is about scale * q - minimum for q in 0..top; x and w (32, n).
+    # Fits scale and minimum (n,), both >= 0, so that scale * q - minimum approximates x, for q in 0..top. x, w (32, n).
     low = np.minimum(x.min(axis=0), np.float32(0))
     y = x - low  # nonnegative, so that the differences below do not cancel
     spread = y.max(axis=0)
@@ -66,7 +68,7 @@ def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
         sum_q, sum_qq, sum_qy = wq.sum(axis=0), (wq * q).sum(axis=0), (wy * q).sum(axis=0)
         scale = (sum_w * sum_qy - sum_q * sum_y) * _reciprocal(sum_w * sum_qq - sum_q * sum_q)
         lowered = (scale * sum_q - sum_y) * _reciprocal(sum_w)  # minimum of y
-        through_zero = lowered < low  # the stored minimum cannot be negative: fit only the scale
+        through_zero = lowered < low  # the stored minimum cannot be negative: keep it at zero and fit only the scale
         scale = np.maximum(np.where(through_zero, (sum_qy + low * sum_q) * _reciprocal(sum_qq), scale), 0)
         lowered = np.where(through_zero, low, lowered)
         error = scale * (scale * sum_qq - 2 * (lowered * sum_q + sum_qy)) + lowered * (lowered * sum_w + 2 * sum_y)
@@ -82,7 +84,7 @@ def super_blocks(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats, Intege
     columns, weights = _columns(x, 32), _columns(w, 32)
     scale, minimum = (part.reshape(-1, 8) for part in _fit_with_minimum(columns, weights, top))
     d, scales = symmetric(scale.max(axis=1) / np.float32(63), scale, 0, 63)
-    # The minimum partly compensates for the rounding of its scale.
+    # Fit the minimum again, to compensate in part for the rounding of the scale.
     stored = (d[:, None] * scales.astype(np.float32)).reshape(-1)
     q = np.clip(np.rint((columns + minimum.reshape(-1)) * _reciprocal(stored)), 0, top)
     fitted = (weights * (stored * q - columns)).sum(axis=0) * _reciprocal(weights.sum(axis=0))
@@ -104,8 +106,8 @@ def _integers(x: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Intege
 def _refit(
     x: Floats, w: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Integers, q: Floats
 ) -> tuple[Floats, Floats]:
-    # Least squares in double precision for d and dmin of each super-block, with fixed integers. They stay unchanged
-    # unless both results are positive and less than twice the old values.
+    # Fits d and dmin of each super-block by least squares in double precision; the integers are fixed. d and dmin stay
+    # unchanged unless both results are positive and less than twice the old values.
     s, m = scales.astype(np.float64), mins.astype(np.float64)
     wq, wx = w * q, w * x
 
@@ -121,7 +123,7 @@ def _refit(
     solvable = determinant > 1e-9 * ss * mm
     safe = np.where(solvable, determinant, 1)
     fitted_d, fitted_dmin = (sx * mm - sm * mx) / safe, (sm * sx - ss * mx) / safe
-    # Without a minimum there is a single unknown.
+    # If all minima are zero, d is the only unknown.
     alone = ~solvable & (mm == 0) & (ss > 0)
     fitted_d = np.where(alone, sx / np.where(alone, ss, 1), fitted_d)
     usable = (fitted_d > 0) & (fitted_d < 2 * d) & (alone | (solvable & (fitted_dmin > 0) & (fitted_dmin < 2 * dmin)))
@@ -143,7 +145,7 @@ def signed_super_blocks(x: Floats, w: Floats) -> tuple[Floats, Integers, Integer
         q = np.clip(np.rint(groups * inverse), -32, 31)
         sum_qx = (q * wx).sum(axis=0)
         scale = sum_qx * _reciprocal((weights * q * q).sum(axis=0))
-        gain = sum_qx * scale  # reduction of the error relative to zeros
+        gain = sum_qx * scale  # by how much the error is smaller than with a scale of zero
         better = gain > best_gain
         best_gain, best_scale = np.where(better, gain, best_gain), np.where(better, scale, best_scale)
     scale = best_scale.reshape(-1, 16)
@@ -170,7 +172,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[Any]
 
 MAX_HALF = 65504.0  # the largest float16
-LARGEST = {F32: 3.4028235e38, BF16: 3.3895314e38}  # every other format: MAX_HALF
+LARGEST = {F32: 3.4028235e38, BF16: 3.3895314e38}  # largest value; for every other format, it is MAX_HALF
 CHUNK_VALUES = 1 << 20  # values per chunk; bounds the size of temporary arrays
 
 
@@ -193,7 +195,7 @@ class SignedSuperBlocks(NamedTuple):
 
 
 class SmallBlocks(NamedTuple):
-    """Q4_0, Q4_1, Q8_0: value = d * q + m (zero except in Q4_1)."""
+    """Q4_0, Q4_1, Q8_0: value = d * q + m, where m is zero except in Q4_1."""
 
     d: Floats  # (n,)
     m: Floats  # (n,)
@@ -224,8 +226,9 @@ def _half(b: Bytes, start: int) -> Floats:
 
 def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     """Unpack (n, 12) bytes to (n, 8) scales and mins."""
-    # The first four bytes hold four scales in their low six bits, and the next four bytes hold four mins. The last four
-    # bytes hold the low nibbles of the other scales and mins; their upper two bits are the top bits of the first eight.
+    # The low six bits of the first four bytes are four scales, and those of the next four bytes are four mins. The last
+    # four bytes hold the low nibbles of the other scales and mins, and the top bits of the first eight bytes hold the
+    # upper two bits of these.
     first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     mins = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
@@ -233,7 +236,7 @@ def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
 
 
 def _unpack_nibbles(qs: Integers, width: int) -> Integers:
-    # Each run of `width` bytes gives first all low nibbles, then all high ones.
+    # Each run of `width` bytes contains first `width` values, in the low nibbles, then `width` more, in the high ones.
     runs = qs.reshape(len(qs), -1, 1, width)
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
 
@@ -246,7 +249,7 @@ def unpack_q4_k(b: Bytes) -> SuperBlocks:
 
 def unpack_q5_k(b: Bytes) -> SuperBlocks:
     """Unpack (n, 176): d[2] dmin[2] scales[12] qh[32] qs[128]."""
-    # Bit j of qh[l] is the fifth bit of value l in run j.
+    # Bit j of qh[l] is the fifth bit of value l in run j (a run has 32 values).
     scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
     low = _unpack_nibbles(b[:, 48:].astype(np.int32), 32)
     bits = b[:, None, 16:48].astype(np.int32) >> np.arange(8)[:, None] & 1
@@ -255,7 +258,7 @@ def unpack_q5_k(b: Bytes) -> SuperBlocks:
 
 def unpack_q6_k(b: Bytes) -> SignedSuperBlocks:
     """Unpack (n, 210): ql[128] qh[64] scales[16] (int8) d[2]."""
-    # Each half of 128 values takes 64 bytes of ql (nibbles) and 32 of qh (two bits per quarter).
+    # Each half of 128 values takes 64 bytes of ql (a nibble per value) and 32 of qh (two bits per value).
     low = _unpack_nibbles(b[:, :128].astype(np.int32), 64)
     pairs = b[:, 128:192].astype(np.int32).reshape(-1, 2, 1, 32) >> 2 * np.arange(4)[:, None] & 3
     scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.int32)
@@ -413,8 +416,9 @@ _BYTES: dict[Format, Callable[[Floats], Bytes]] = {
     Q8_0: _pack_q8_0,
 }
 _SEARCHED: dict[Format, Callable[[Floats, Floats], Bytes]] = {Q4_K: _pack_q4_k, Q5_K: _pack_q5_k, Q6_K: _pack_q6_k}
-SEARCHED_VALUES = 1 << 17  # values per chunk of a search, which stay in the CPU cache
-LEAST_IMPORTANCE = np.float32(1e-3)  # relative to the mean; other texts may need values that the measured text did not
+SEARCHED_VALUES = 1 << 17  # values per chunk of a search, so that a chunk stays in the CPU cache
+# Minimum importance relative to the mean: a weight that did not matter for the measured text may matter for others.
+LEAST_IMPORTANCE = np.float32(1e-3)
 
 
 def quantise(
@@ -469,7 +473,7 @@ _SCALE_FIELDS: dict[Format, tuple[int, ...]] = {
 
 def scales_of(format: Format, rows: Bytes) -> Floats:
     """Return scales and minima, or the values of a float format, as (n, 1 or 2) float32. Raises OperandError."""
-    # If all of these are finite, every value of the tensor is finite.
+    # If all returned numbers are finite, every value of the tensor is finite.
     blocks = split_blocks(format, rows)
     if format in unpacked_blocks.UNPACK_32:
         small = unpacked_blocks.UNPACK_32[format](blocks)

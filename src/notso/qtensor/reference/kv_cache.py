@@ -1,10 +1,11 @@
 """KV formats of 8 bits or less and attention over them, bit-identical to the kernels.
 
-A head's vector is rotated and rounded to levels, integers in -127..127, times a half-precision scale. At 8 bits every
-integer is a level; formats of fewer bits have a table of levels fitted to a Gaussian (Lloyd 1957, Max 1960).
+A head's vector is rotated, and each value is rounded to a level, an integer in -127..127, times the vector's
+half-precision scale. At 8 bits every integer is a level; formats of fewer bits have a table of levels fitted to a
+Gaussian (Lloyd 1957, Max 1960).
 
-Blocks hold 128 positions and are packed as defined in native/cache_format.h. Shapes: L rows, S positions, H query
-heads, KH key-value heads, D head size.
+Blocks hold 128 positions, packed as native/cache_format.h defines. Shapes: L rows, S positions, H query heads, KH
+key-value heads, D head size.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LEVELS: dict[int, list[int]] = {
     4: [-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127],
     3: [-127, -79, -45, -14, 14, 45, 79, 127],
 }
-SIGMAS = {4: 2.7326, 3: 2.1520}  # position of the outermost level on a standard Gaussian
+SIGMAS = {4: 2.7326, 3: 2.1520}  # by bits: the outermost level, in standard deviations of the Gaussian
 LOG2E = np.float32(1.44269504)
 EXP2 = [0.001326472731307149, 0.009671512991189957, 0.05550733581185341, 0.24022242426872253, 0.6931470036506653, 1.0]
 
@@ -49,7 +50,7 @@ def rotate(x: Floats) -> Floats:
         pairs = y.reshape(*x.shape[:-1], -1, 2, width)
         first, second = pairs[..., 0, :], pairs[..., 1, :]
         y = np.stack([first + second, first - second], axis=-2).reshape(x.shape)
-        if width == 8:  # once the sixteen lanes of a vector are combined, as in the kernels
+        if width == 8:  # now the sixteen lanes of a vector are combined: the kernels scale at the same point
             y = y * (np.float32(1) / np.sqrt(np.float32(size)))
         width *= 2
     return np.asarray(y, np.float32)
@@ -74,8 +75,9 @@ def _to_bytes(x: Floats) -> Rounded:
 
 
 def _to_levels(x: Floats, bits: int) -> Rounded:
-    # Nearest levels of the table, scaled to the standard deviation of x. scale = half(sum x^2 / sum x level) makes the
-    # dot product of x with the rounded vector equal to that with x, so that rounding does not bias scores.
+    # Rounds to the nearest levels of the table, scaled to the standard deviation of x. With
+    # scale = half(sum x^2 / sum x level), the dot product of x and its rounded vector equals that of x and x, so
+    # rounding does not bias scores.
     table = np.array(LEVELS[bits], np.float32)
     squares = fold16_chain(x, x)
     size = np.float32(x.shape[-1])

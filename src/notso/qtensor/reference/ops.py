@@ -53,7 +53,7 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
 
 
 def embedding_rows(weight: QTensor, ids: npt.NDArray[np.integer[Any]]) -> Floats:
-    """Return dequantized rows `ids` (L,). Raises OperandError."""
+    """Return dequantized rows `ids` (L,) of `weight`. Raises OperandError."""
     ids = np.asarray(ids)
     _need(ids.ndim == 1, f"row indices must be one-dimensional, not {ids.shape}")
     _need(not ids.size or (ids.min() >= 0 and ids.max() < weight.rows), f"row indices must be in 0..{weight.rows - 1}")
@@ -209,10 +209,10 @@ def inverse_frequencies(size: int, theta: float) -> Doubles:
 def yarn_frequencies(
     size: int, theta: float, factor: float, original_positions: int, beta_fast: float = 32, beta_slow: float = 1
 ) -> tuple[Doubles, float]:
-    """Return YaRN frequencies and factor (Peng et al. 2023)."""
+    """Return YaRN's frequencies, and its factor for cos and sin (Peng et al. 2023)."""
 
-    # Frequencies with more than `beta_fast` turns over the original positions are kept, and those with fewer than
-    # `beta_slow` are divided by `factor`; in between, the two are interpolated linearly.
+    # Frequencies with more than `beta_fast` turns over the original context length are kept, and those with fewer than
+    # `beta_slow` turns are divided by `factor`; those in between are interpolated linearly.
     def pair_turning(turns: float) -> float:
         return size * math.log(original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 

@@ -1,7 +1,7 @@
 """Fast generation of random blocks for benchmarks and kernel tests.
 
-Integers are random bytes. Scales and minima come from a small pool and are such that, like trained weights, values have
-a mean near 0 and the given standard deviation.
+Integers are random bytes. Scales and minima come from a small pool; they are chosen so that values have a mean near 0,
+like trained weights, and the given standard deviation.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from notso.qtensor.formats import (
 )
 from notso.qtensor.reference.blocks import Bytes, Floats, pack_scales, quantise
 
-POOL = 4096  # distinct sets of scales
+POOL = 4096  # number of different sets of scales
 
 # Mean and standard deviation of uniform integers in 0..15, 0..31 and 0..63.
 _MEAN_4, _STD_4 = 7.5, 4.61
 _MEAN_5, _STD_5 = 15.5, 9.23
 _STD_6 = 18.47
 _STD_8 = 73.9
-# Format -> mean and standard deviation of the values of random bytes with d = 1. Minima compensate for the mean.
+# Format -> mean and standard deviation of the values of a block of random bytes with d = 1 and without minima, which
+# are then chosen so that the mean becomes 0.
 _OTHERS: dict[Format, tuple[float, float]] = {
     Q5_0: (0.0, 9.23),
     Q5_1: (15.5, 9.23),
@@ -118,7 +119,7 @@ def _random_halves(format: Format, count: int, rng: np.random.Generator, std: fl
     d = rng.uniform(0.7, 1.3, count).astype(np.float32) * np.float32(std / deviation)
     if format == Q5_1:
         return np.stack([d, d * np.float32(-mean)], axis=1)
-    if format == Q2_K:  # mins average 7.5, like scales
+    if format == Q2_K:  # `mean` includes the scales, whose average is 7.5, as is that of the mins
         return np.stack([d, d * np.float32(mean / 7.5)], axis=1)
     signed: Floats = d * rng.choice(np.array([-1, 1], np.float32), count)
     return signed[:, None]
@@ -129,7 +130,7 @@ def _half_bytes(values: Floats) -> Bytes:
 
 
 def _scale_pool(format: Format, rng: np.random.Generator, std: float) -> tuple[int, Bytes]:
-    # Returns the offset of the scales in a block, and POOL sets of scale bytes.
+    # Returns the offset of the scales within a block, and POOL different values of these bytes.
     spread = rng.uniform(0.7, 1.3, POOL).astype(np.float32)
     sign = rng.choice(np.array([-1, 1], np.float32), POOL)
     if format in (Q4_K, Q5_K):

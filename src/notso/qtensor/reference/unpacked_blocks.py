@@ -1,11 +1,11 @@
-"""Block formats without dedicated kernels, unpacked to signed integers, integer scales, and d.
+"""Block formats without dedicated kernels, unpacked to signed integers, integer scales, and the block's scale d.
 
 This is the numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arrays of blocks are (n, block_bytes)
 uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
 Grids (the lookup tables of the IQ formats) are packed as in `native/kernels/portable/grid_codes.h`; a test compares
-both. The values in a grid's row are indices into the format's levels, in ascending order: eight of two bits (IQ1, IQ2),
-or four of four bits (IQ3). Source: ggml's `ggml-common.h`.
+both. A row of a grid consists of indices into the format's levels, which are in ascending order: eight indices of two
+bits (IQ1, IQ2), or four of four bits (IQ3). Source: ggml's `ggml-common.h`.
 """
 
 from __future__ import annotations
@@ -151,13 +151,13 @@ Integers: TypeAlias = npt.NDArray[Any]
 LEVELS_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
 LEVELS_MXFP4 = np.array(
     [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32
-)  # the values of E2M1, doubled
+)  # the values of the 4-bit floats (E2M1), doubled to make them integers
 
 
 class Unpacked256(NamedTuple):
     """256-value block: value = d * scales[j] * q - dmin * mins[j] for 16-value group j."""
 
-    d: Floats  # (n,): the file's half, divided by a power of two if necessary to make scales and q integers
+    d: Floats  # (n,): the file's number, divided by a power of two if necessary to make scales and q integers
     dmin: Floats  # (n,); zero except in Q2_K
     scales: Integers  # (n, 16) int32
     mins: Integers  # (n, 16) int32
@@ -193,28 +193,28 @@ def _without_mins(d: Floats, scales: Integers, q: Integers) -> Unpacked256:
 
 
 def _nibbles(qs: Bytes) -> Integers:
-    # (n, 16 * runs) -> (n, 32 * runs): sixteen bytes give first their low nibbles, then their high ones.
+    # (n, 16 * runs) -> (n, 32 * runs): for each sixteen bytes, first their low nibbles, then their high ones.
     runs = qs.reshape(len(qs), -1, 1, 16).astype(np.int32)
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
 
 
 def _pairs(qs: Bytes) -> Integers:
-    # (n, 64) -> (n, 256): 32 bytes give first their lowest two bits, then the next two, and so on.
+    # (n, 64) -> (n, 256): for each 32 bytes, first the lowest two bits of all, then the next two, and so on.
     return (qs.reshape(-1, 2, 1, 32).astype(np.int32) >> 2 * np.arange(4)[:, None] & 3).reshape(len(qs), 256)
 
 
 def _nibble_pairs(b: Bytes) -> Integers:
-    # (n, k) -> (n, 2 * k): each byte's low nibble, then its high one.
+    # (n, k) -> (n, 2 * k): for each byte, its low nibble, then its high one.
     return np.stack([b & 15, b >> 4], axis=2).reshape(len(b), -1).astype(np.int32)
 
 
 def _signs(bits: Integers) -> Integers:
-    # (n, k) -> (n, k, 8): 1 and -1, lowest bit first.
+    # (n, k) -> (n, k, 8): for each byte, 1 for a zero bit and -1 for a one bit, lowest bit first.
     return 1 - 2 * (bits[:, :, None] >> np.arange(8) & 1)
 
 
 def _even(seven: Integers) -> Integers:
-    # The eighth sign bit makes the number of set bits even.
+    # Only seven sign bits are stored: the eighth is such that the number of set bits is even.
     parity: Integers = seven
     for shift in (4, 2, 1):
         parity = parity ^ parity >> shift
@@ -263,7 +263,7 @@ def _iq4_xs(b: Bytes) -> Unpacked256:
 
 
 def _by_seven(words: Integers) -> Integers:
-    # (n, 8) words, each with four groups of seven sign bits -> (n, 32, 8).
+    # (n, 8) words, each with four groups of seven sign bits -> signs (n, 32, 8).
     return _signs(_even(words[:, :, None] >> 7 * np.arange(4) & 127).reshape(len(words), 32))
 
 

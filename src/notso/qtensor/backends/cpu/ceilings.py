@@ -11,24 +11,25 @@ from notso.qtensor.backends.cpu.kernel_choice import native
 from notso.qtensor.errors import OperandError
 
 WINDOW_BYTES = 1 << 26
-"""Bytes per measurement (window): one to two milliseconds at 40 to 60 GB/s. The fastest window counts, because memory
-speed may change within seconds and other programs use the processor."""
+"""Bytes per measurement (window), which takes one to two milliseconds at 40 to 60 GB/s. The fastest window counts,
+because memory speed may change within seconds, and other programs may slow a window down."""
 
 WINDOW_SECONDS, WINDOWS = 1.5e-3, 32
 """Duration of a measurement of byte products, and number of measurements."""
 
 
 PLACES = (1, 2, 4)
-"""Numbers of positions from which a thread can read alternately; 1 is sequential. Most processors prefetch within a
-page, and therefore read faster from several positions."""
+"""Possible numbers of positions from which a thread reads alternately; 1 is sequential reading. Most processors
+prefetch only within a page, and are therefore faster when they read from several positions."""
 
 
 def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
-    """Return the read bandwidth of the kernels' threads in bytes per second: the fastest window of one pass.
+    """Return the combined read bandwidth of the kernels' threads in bytes per second.
 
     `memory` is a contiguous 1-D uint8 array of at least 1 MiB; each thread reads from `places` positions alternately.
     Raises OperandError for other arguments.
     """
+    # The memory is read once, in windows of equal size; the fastest window counts.
     if memory.ndim != 1 or memory.dtype != np.uint8 or not memory.flags.c_contiguous or memory.size < 1 << 20:
         raise OperandError("the data must be a contiguous array of at least 1 MiB")
     if places not in PLACES:
@@ -43,8 +44,8 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
 
 
 def byte_products(at_least: int | None = None) -> float:
-    """Return the products of bytes per second of all threads, with operands in registers: the best of several windows,
-    or one measurement of `at_least` products. Raises OperandError unless `at_least` is 1 or more.
+    """Return how many products of two bytes all threads compute per second, with operands in registers: the best of
+    several runs, or one run of `at_least` products. Raises OperandError if `at_least` is below 1.
     """
     if at_least is not None and at_least < 1:
         raise OperandError("there are no operands to multiply")

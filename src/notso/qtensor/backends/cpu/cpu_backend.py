@@ -32,7 +32,7 @@ class CPU:
 
     @property
     def threads(self) -> int:
-        """Threads that share each operation."""
+        """Number of threads that share each operation."""
         return kernel_choice.threads()
 
     # Memory

@@ -1,8 +1,8 @@
-"""Memory on 2 MiB pages: copied tensors, packed if the processor's kernels support it, and key-value pools.
+"""Memory on 2 MiB pages, for copies of tensors (packed, if the processor's kernels support it) and key-value pools.
 
-A mapped file is read through 4 KiB pages (on some file systems, a fifth of it through larger ones), and page table
-walks slow decoding down by a quarter to a third. A packed tensor has the same bytes in the order in which vectors are
-loaded (native/packed_weights.h), so results are bit-identical.
+A mapped file is read through 4 KiB pages (some file systems use larger pages for a fifth of it), and page table walks
+slow decoding down by a quarter to a third. A packed tensor has the same bytes in the order in which kernels load them
+into vector registers (native/packed_weights.h), so results are bit-identical.
 
 A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
 layout; this module treats a head's part of a block as bytes of known length.
@@ -24,10 +24,10 @@ from notso.qtensor.tensor import QTensor
 from notso.system.memory import have_huge_pages, use_huge_pages
 
 PAGE_BYTES = 2 << 20
-TENSOR_ALIGNMENT = 4096  # each tensor begins on a page, so that no two share a cache line
-COPY_BYTES = 8 << 20  # copied per call, which releases the interpreter lock
+TENSOR_ALIGNMENT = 4096  # each tensor begins on a page boundary, so that no two tensors share a cache line
+COPY_BYTES = 8 << 20  # bytes copied per native call; each call releases the interpreter lock
 SLAB_ROWS = 64  # as in native/packed_weights.h; smaller tensors are not packed, because rows are padded in groups of 32
-SUPER_BLOCK = 256  # values of a packed block
+SUPER_BLOCK = 256  # number of values in a packed block
 
 LARGE_BYTES = 4 << 20  # minimum size for huge pages, because the last one is only partly used
 
@@ -56,7 +56,7 @@ class PackedTensor:
     name: str
     format: Format
     shape: tuple[int, ...]
-    data: npt.NDArray[np.uint8]  # from the first slab to the end of the last; slabs of other tensors may lie in between
+    data: npt.NDArray[np.uint8]  # from the first slab to the end of the last; may include slabs of other tensors
     slab_stride: int
 
     @property
@@ -76,7 +76,7 @@ class HugePageArena:
 
         packs: whether tensors are packed where the kernels support it.
         """
-        # Packing pads rows; unused address space takes no memory.
+        # More address space is reserved than needed, because packing pads rows; the unused part takes no memory.
         size = tensor_bytes + tensor_bytes // 4 + tensor_count * TENSOR_ALIGNMENT + PAGE_BYTES
         try:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -149,9 +149,9 @@ RUN_BLOCKS = 16
 class KeyValuePool:
     """Blocks of one layer's cache, allocated when first written."""
 
-    # `data` (runs, KH, blocks per run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n is
-    # the length of a run. It may have room for more than `blocks`. Formats below 8 bits need a second pool, in k8v8,
-    # for each sequence's first and last tiles: the window.
+    # `data` is (runs, KH, blocks per run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n
+    # is the number of blocks per run. It may have room for more than `blocks` blocks. With a format below 8 bits, each
+    # sequence's first and last tiles are also kept in a second pool with format k8v8, the window pool.
     format: KVFormat
     kv_heads: int
     head_dim: int
@@ -192,7 +192,7 @@ class KeyValuePool:
         return [memoryview(head) for head in self.block(block)]
 
     def touch_block(self, block: int) -> None:
-        """Allocate the memory of a block without changing its content."""
+        """Make the system allocate a block's memory, without changing its content."""
         self.block(block)[:, [0, -1]] |= 0
 
     def copy_block(self, source: int, target: int) -> None:
@@ -212,7 +212,7 @@ def _runs(blocks: int) -> tuple[int, int]:
 def key_value_pool(
     blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> KeyValuePool:
-    """Return a zeroed pool. Raises OperandError for invalid sizes, QTensorError without address space."""
+    """Return a zeroed pool. Raises OperandError for invalid sizes, QTensorError if address space is lacking."""
     return key_value_pools(1, blocks, kv_heads, head_dim, format, large_pages=large_pages)[0]
 
 

@@ -66,14 +66,15 @@ def packs_by_default() -> bool:
 
 
 def attention_variant() -> str:
-    """Return how many queries attend to a cache of at most 8 bits: by `vectors` or `tiles`, with equal results."""
+    """Return the method of attention for many queries: `vectors` or `tiles`, which give equal results."""
+    # It matters only for caches of at most 8 bits.
     return str(native.attention_variant())
 
 
 def use_attention(variant: str) -> None:
     """Select `vectors`, `tiles` or `auto` (the faster one) for attention with many queries.
 
-    Raises KernelChoiceError for other values, and for `tiles` if the current kernels lack it.
+    Raises KernelChoiceError for other values, and for `tiles` if the current kernels do not support it.
     """
     try:
         native.use_attention(variant)
@@ -87,7 +88,10 @@ def threads() -> int:
 
 
 def set_threads(count: int) -> None:
-    """Wait for running work and replace the thread pool. Raises KernelChoiceError beyond 1..1024 or system limits."""
+    """Wait for running work and replace the thread pool.
+
+    Raises KernelChoiceError if `count` is outside 1..1024 or exceeds a system limit.
+    """
     try:
         native.set_thread_count(count)
     except (ValueError, RuntimeError) as error:
@@ -95,7 +99,8 @@ def set_threads(count: int) -> None:
 
 
 def work_shares() -> list[int]:
-    """Return the work items done by each thread since `set_threads`, the calling thread first, after running work."""
+    """Return the number of work items done by each thread since `set_threads`; the calling thread is first."""
+    # Waits for running work.
     return list(native.work_shares())
 
 
@@ -115,5 +120,6 @@ def configure(thread_count: int | None = None) -> None:
 
 def end_on_bus_errors(exit_code: int, line: str) -> None:
     """If a mapped file is truncated or becomes unreadable, print `line` (at most 255 bytes) to stderr and exit."""
-    # Without this, the system kills the process silently. It affects the whole process; libraries should not call it.
+    # Otherwise, the system would kill the process silently. The handler affects the whole process, so libraries should
+    # not install it.
     native.end_on_bus_errors(exit_code, line)

@@ -5,7 +5,7 @@ arrays (row numbers, positions, blocks) is checked by native code before anythin
 specifies the arithmetic of each operation, and every kernel family gives the same bits.
 
 Inside `with program.record():`, operations are not computed but captured, with references to their arrays;
-`program.run()` replays them in one native call without the interpreter lock, and reads the arrays again.
+`program.run()` replays them with the arrays' current contents, in one native call without the interpreter lock.
 
 Letters in shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH heads of keys and values,
 D head dimension, S sequences, T tiles of a sequence, B blocks of the cache.
@@ -44,7 +44,7 @@ CACHE_LINE_FLOATS = 16
 
 
 class Program:
-    """Captured operations for replay. Keeps references to their arrays."""
+    """Captured operations for replay, with references to their arrays."""
 
     def __init__(self) -> None:
         self._steps = native.Program()
@@ -96,7 +96,7 @@ def gather_rows(x: Floats, ids: Integers, out: Floats) -> None:
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
-    """out = weight * x / sqrt(mean(x^2) + eps) per row. x and out (L, C) float32 (may be one array), weight (C,)."""
+    """out = weight * x / sqrt(mean(x^2) + eps) per row. x, out (L, C) float32, weight (C,); out may be x."""
     _array("x", x, np.float32, 2)
     _array("weight", weight, np.float32, 1)
     _array("out", out, np.float32, 2, writeable=True)
@@ -167,9 +167,9 @@ def _matmul(x: Floats, products: Sequence[tuple[Weight, Floats]], norm: RMSNorm 
 def rope_table(
     frequencies: npt.NDArray[np.float64], positions: Integers, table: tuple[Floats, Floats], factor: float = 1.0
 ) -> None:
-    """Fill `table` (L, D/2) with factor * cosine and factor * sine of position * frequency, a float64 angle.
+    """Fill `table`, two arrays (L, D/2), with factor * cosine and factor * sine of position * frequency.
 
-    positions (L,) int32, nonnegative; angles above 1.6 million are inexact.
+    positions (L,) int32, nonnegative. Angles are float64; results are inexact for angles above 1.6 million.
     """
     _array("frequencies", frequencies, np.float64, 1)
     _array("positions", positions, np.int32, 1)
@@ -186,7 +186,7 @@ def rope_table(
 def rope(x: Floats, positions: Integers, table: tuple[Floats, Floats], *, adjacent: bool) -> None:
     """Rotate every head of x (L, H, D) float32 in place by its row's position (L,) int32.
 
-    adjacent: pairs are (2i, 2i+1), as GGUF files lay out queries and keys; else (i, i + D/2).
+    adjacent: rotate pairs (2i, 2i+1), as in GGUF files, rather than (i, i + D/2).
     """
     _array("x", x, np.float32, 3, writeable=True)
     _array("positions", positions, np.int32, 1)
@@ -212,10 +212,11 @@ def store_key_values(
 ) -> None:
     """Write k and v (L, KH, D) float32 into the cache, rounded to the pool's format.
 
-    Row i goes to positions[i] of sequence sequences[i]; tables (S, T) int32 give the block of each of its tiles.
+    Row i goes to positions[i] of sequence sequences[i]. tables[s, t] (int32) is the block of tile t of sequence s.
     """
-    # A format below 8 bits needs `window`: tables of the same shape and a k8v8 pool. A row is written to each pool that
-    # has a block for its tile (-1: none); at least one must.
+    # With a format below 8 bits, each sequence's first and current tiles are also kept in 8 bits. `window` consists of
+    # the tables and the k8v8 pool for these; its tables have the same shape as `tables`. A row is written to each pool
+    # whose table has a block for its tile (-1 means none); at least one of the two tables must have one.
     _array("k", k, np.float32, 3)
     _array("v", v, np.float32, 3)
     _same("v", v.shape, k.shape)
@@ -243,9 +244,9 @@ def attention(
 
     Row i attends to positions 0..positions[i] of its sequence, which must have been stored.
     """
-    # Query head h reads heads h // (H / KH) of keys and values. Below 8 bits, a row at position p reads tile 0 and tile
-    # p // 128 from `window` (tables of the same shape and a k8v8 pool) and all others from the pool; these blocks must
-    # exist.
+    # Query head h reads head h // (H / KH) of the keys and of the values. With a format below 8 bits, a row at position
+    # p reads tiles 0 and p // 128 from the window pool (see `store_key_values`) and all other tiles from `pool`; the
+    # tables must have blocks for all of these.
     _array("q", q, np.float32, 3)
     _array("out", out, np.float32, 3, writeable=True)
     _same("out", out.shape, q.shape)
@@ -354,7 +355,7 @@ def _pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
 
 
 def _window(pool: KeyValuePool, tables: Integers, window: Window | None) -> tuple[Any, ...]:
-    # Returns tables and bytes of the window pool, or () if the format has none.
+    # Returns the window pool's tables and bytes, or () if the format needs no window pool.
     if (window is not None) != pool.needs_window:
         raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_window else 'has no'} window pool")
     if window is None:

@@ -1,7 +1,7 @@
-"""CUDA backend. Arrays stay on the device; transfers copy.
+"""CUDA backend. Arrays are in device memory; uploads and downloads copy them.
 
-Operations check shapes when called and contents before they run, then launch kernels (native/cuda/launches.h). Results
-are bit-identical to the CPU's. Only downloads wait for the device.
+Operations check shapes when they are called and array contents before they launch kernels (native/cuda/launches.h).
+Results are bit-identical to the CPU's. Only downloads wait for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from notso.system.memory import MemoryLimit
 
 
 class DevicePool:
-    """Blocks of one layer's cache, initially zero. The host can only copy them."""
+    """Blocks of one layer's cache, initially zero. The host can only copy them in or out."""
 
     def __init__(self, device: Device, blocks: int, kv_heads: int, head_dim: int, format: KVFormat) -> None:
         if blocks < 1:
@@ -72,14 +72,14 @@ _PLAIN, _ADD, _GATED = 0, 1, 2  # how a product is combined with its output, num
 class CUDA:
     """GPU `number`. Raises DeviceError if it is unusable."""
 
-    # Device calls may raise DeviceMemoryError, or DeviceLostError, after which the backend is unusable.
+    # Calls of the device may raise DeviceMemoryError or DeviceLostError; after the latter, the backend is unusable.
     threads = 1
     has_weight_arena = False
 
     def __init__(self, number: int = 0) -> None:
         self.device = Device(number)
         self.recording: Program | None = None
-        self._unseen = dict[int, Any]()  # mirrors with changes that are not uploaded yet, by id
+        self._unseen = dict[int, Any]()  # by id: host copies (`Mirror`) with changes that are not uploaded yet
 
     @property
     def kernels(self) -> str:

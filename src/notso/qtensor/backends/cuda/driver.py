@@ -1,4 +1,4 @@
-"""Wrappers of the CUDA driver's devices, memory and graphs that raise this package's errors."""
+"""The CUDA driver's devices, memory and graphs, with its errors translated to this package's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy.typing as npt
 from notso.qtensor import _native as native
 from notso.qtensor.errors import DeviceError, DeviceLostError, DeviceMemoryError
 
-# The driver's library, loaded when a GPU is requested.
+# The CUDA driver's library, which is loaded when a GPU is requested.
 LIBRARY = "libcuda.so.1"
 
-# Selects the machine code compiled into this build.
+# Passed to the native module in place of machine code, to use the code compiled into this build.
 NO_CODE = np.empty(0, np.uint8)
 
 T = TypeVar("T")
@@ -33,12 +33,12 @@ def has_driver() -> bool:
 
 
 def architectures() -> tuple[int, ...]:
-    """Return the architectures that this build has machine code for; none if built without nvcc."""
+    """Return the GPU architectures that this build has machine code for; none if built without nvcc."""
     return tuple(int(number) for number in native.cuda_architectures().split())
 
 
 def laid_bytes(ggml_type: int, rows: int, columns: int) -> int:
-    """Return the size of a weight in device memory."""
+    """Return the size in bytes of a weight in device memory."""
     return int(native.cuda_laid_bytes(ggml_type, rows, columns))
 
 
@@ -102,7 +102,7 @@ class Graph:
 
 
 def ask(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call the native module and translate its errors."""
+    """Call a native function and translate its errors to this package's."""
     try:
         return call(*arguments, **named)
     except native.CudaUnavailable as error:

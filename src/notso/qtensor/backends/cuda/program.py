@@ -1,7 +1,7 @@
 """Captured operations, replayed as CUDA graphs.
 
-The launches around attention are fused into one per layer: a decode step is a chain of dependent launches, and their
-number costs more time than their computation.
+In each layer, attention and the launches directly before it are fused into one launch: a decode step is a chain of
+dependent launches, and starting them takes more time than their computation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from notso.qtensor.backends.cuda.driver import Device, Graph, ask
 from notso.qtensor.errors import OperandError
 
-# Launches an operation, given an upper bound on the tiles that a row reads.
+# Function that launches an operation, given an upper bound on the number of tiles that a row reads.
 Launch: TypeAlias = Callable[[int], None]
 
 Turn: TypeAlias = tuple[int, int, int]  # addresses of row numbers, cosines and sines
@@ -73,7 +73,7 @@ class Attending:
 
 @dataclass(frozen=True)
 class _Joined:
-    # One launch for a layer's rotations (if any), `store_key_values` and `attention`.
+    # A single launch of a layer's rotations (if any), `store_key_values` and `attention`.
 
     of_keys: Turn
     storing: Storing
@@ -105,14 +105,14 @@ def joined(launches: Sequence[Launch]) -> list[Launch]:
 
 
 def _turn(done: Sequence[Launch], at: int, x: int, shape: tuple[int, int, int]) -> tuple[Turn, int]:
-    # Returns the rotation of x at index `at` and the index before it, or no rotation and `at`.
+    # If launch `at` rotates x, returns this rotation and at - 1, otherwise no rotation and `at`.
     launch = done[at] if at >= 0 else None
     if isinstance(launch, Rotation) and launch.adjacent and (launch.x, launch.shape) == (x, shape):
         return launch.turn, at - 1
     return _NO_TURN, at
 
 
-# Checks array contents and returns the largest number of tiles that a row reads (0: none).
+# Function that checks array contents and returns the largest number of tiles that a row reads (0: none).
 Check = Callable[[], int]
 
 
@@ -129,8 +129,8 @@ class Program:
     """Recorded operations."""
 
     def __init__(self, backend: Recorder) -> None:
-        # A graph is captured on the first run for each power of two of tiles, because its number of thread blocks is
-        # fixed, and again when scratch memory has moved.
+        # A graph has a fixed number of thread blocks, which depends on the number of tiles. So one graph is captured
+        # for each power of two of tiles, on its first run, and captured again when scratch memory has moved.
         self._backend = backend
         self._checks: dict[Hashable, Check] = {}
         self._launches: list[Launch] = []
@@ -158,7 +158,7 @@ class Program:
             self._backend.recording = None
 
     def run(self) -> None:
-        """Check array contents and launch. Raises OperandError."""
+        """Check array contents and launch the graph. Raises OperandError."""
         tiles = power_of_two(max((check() for check in self._checks.values()), default=0))
         self._backend.flush()
         graph = self._graphs.get(tiles)
@@ -176,7 +176,7 @@ class Program:
                 launch(tiles)
 
         graph = Graph(device, launch_all)
-        # None if scratch memory has moved: earlier launches refer to its old address.
+        # None if scratch memory has moved during the capture: earlier launches refer to its old address.
         return graph if graph.scratch_moves == moves else None
 
 
