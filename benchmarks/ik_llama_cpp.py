@@ -30,7 +30,7 @@ CONFIGURATIONS = {
 
 def printed(command: Sequence[str]) -> str:
     # llama-batched-bench prints its table to the standard error stream.
-    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=True)
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
     return run.stdout if run.stdout.strip() else run.stderr
 
 

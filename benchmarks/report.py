@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
-PEERS = ("llama-cpp", "openvino")  # result files with the comparisons that the README shows
+PEERS = ("llama-cpp-zen5", "ik-llama-cpp-zen5", "openvino-zen5")  # result files with the comparisons that the README shows
 
 HEAD = """\
 # Results
@@ -83,9 +83,9 @@ def bench(name: str, result: dict[str, Any]) -> str:
         rows.append([f"first token, {row['cached']:,} cached + {row['tokens']} new, ms", spread(row, "ms"), *empty])
     if model.get("device", "cpu") == "cpu":
         rows += host_rows(result, empty)
-    theirs = ["", f"{peer['load_s']:.2f}", ""] if peer else [""]
+    theirs = ["", f"{peer['load_s']:.2f}" if "load_s" in peer else "", ""] if peer else [""]
     rows.append(["load, s", f"{result['load_s']:.2f}", *theirs])
-    theirs = ["", f"{peer['memory']['rss_mb']:,.0f}", ""] if peer else [""]
+    theirs = ["", f"{peer['memory']['rss_mb']:,.0f}" if "memory" in peer else "", ""] if peer else [""]
     rows.append(["resident memory, MB", f"{result['memory']['rss_mb']:,.0f}", *theirs])
     text = [title, described, table(head, rows)]
     if peer:
