@@ -44,7 +44,7 @@ def write_adapter(path: Path, config: SmolLM3Config, rank: int) -> None:
         writer.add("adapter.lora.alpha", float(rank), "float32")
         for role, (outputs, inputs) in matrix_shapes(config).items():
             for part, shape in (("a", (rank, inputs)), ("b", (outputs, rank))):
-                halves = QTensor.quantise(random.normal(0, 0.01, shape).astype(np.float32), F16).data
+                halves = QTensor.quantize(random.normal(0, 0.01, shape).astype(np.float32), F16).data
                 for layer in range(config.num_hidden_layers):
                     writer.add_tensor(f"blk.{layer}.{TENSOR_NAMES[role]}.weight.lora_{part}", shape, F16, [halves])
 

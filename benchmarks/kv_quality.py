@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from notso import __version__
 from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
-from notso.smollm3.conversion.quantiser import quantise
+from notso.smollm3.conversion.quantizer import quantize
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.engine.memory_plan import kv_bytes_per_token
 from notso.smollm3.kv.kv_cache import KV_FORMATS
@@ -76,7 +76,7 @@ def by_weights() -> dict[str, Any]:
         for name in ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"):
             path = Path(folder, f"{name}.gguf")
             if path != floats:
-                quantise(floats, path, name)
+                quantize(floats, path, name)
             row: dict[str, Any] = {"weights": name}
             for kv in ("f16", "k8v8", "auto"):
                 with Engine.load(path, context_tokens=CONTEXT, kv=kv) as engine:

@@ -14,7 +14,11 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
-PEERS = ("llama-cpp-zen5", "ik-llama-cpp-zen5", "openvino-zen5")  # result files with the comparisons that the README shows
+PEERS = (
+    "llama-cpp-zen5",
+    "ik-llama-cpp-zen5",
+    "openvino-zen5",
+)  # result files with the comparisons that the README shows
 
 HEAD = """\
 # Results

@@ -48,7 +48,7 @@ QUESTIONS = (
     "Tell me a joke.",
     "Who are you?",
     "What can you do?",
-    "How does quantisation work?",
+    "How does quantization work?",
     "Explain grouped-query attention.",
     "What is 12 plus 30?",
     "How do I start the server?",

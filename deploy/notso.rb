@@ -3,7 +3,7 @@
 class Notso < Formula
   include Language::Python::Virtualenv
 
-  desc "Chat page and API for SmolLM3-3B that multiplies quantised blocks as they are"
+  desc "Chat page and API for SmolLM3-3B that multiplies quantized blocks as they are"
   url "@SOURCES@"
   sha256 "@SHA256@"
   license "Apache-2.0"

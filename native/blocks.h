@@ -1,4 +1,4 @@
-// The quantised blocks of GGUF, byte for byte as they lie in the file, and the block activations are quantised to.
+// The quantized blocks of GGUF, byte for byte as they lie in the file, and the block activations are quantized to.
 // Source of the layouts: ggml's ggml-common.h. All little-endian; `half` fields hold IEEE binary16 bits.
 #pragma once
 

@@ -1,7 +1,7 @@
 // How keys and values lie in the cache. A block holds 128 positions of every head; a head of a block is its keys, its
 // values and, but for f16, a half-precision scale for each position's key and then for each position's value. Several
 // blocks are a run: the first head of each of them, then the second of each, and so on. Whoever reads a head of
-// neighbouring blocks, as attention does, reads memory in order.
+// neighboring blocks, as attention does, reads memory in order.
 //
 //   f16     keys [dim][128] and values [128][dim] as halves
 //   8 bits  128 + q as a byte: keys [dim/4][128][4], values [128/4][dim][4]; the four of a group lie together, so that

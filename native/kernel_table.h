@@ -1,6 +1,6 @@
 // The contract between the dispatcher and the kernels: one table of function pointers per instruction set.
 //
-// One arithmetic, one answer: every table must give the bits of the generic one. Dot products over quantised blocks are
+// One arithmetic, one answer: every table must give the bits of the generic one. Dot products over quantized blocks are
 // exact integers; floats meet once per 256 values, or per 32 where a format has a scale for so many, in the order
 // written at each entry, with fused multiply-add; float reductions run over a virtual vector of 16 lanes that is
 // reduced as (l, l+8), (l, l+4), (l, l+2), (l, l+1).

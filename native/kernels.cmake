@@ -1,11 +1,11 @@
 # The kernel families, one object library each with its own flags; KERNELS lists their objects. The native module and
 # the sanitizer driver (tests/native) both include this, so that what is examined is what is shipped.
-set(QTENSOR_OPTIMISE -O3 CACHE STRING "optimisation of the kernels; the sanitizers take none, which compiles soonest")
-set(QTENSOR_EMULATED_OPTIMISE -O1 CACHE STRING "optimisation of the emulated ones, which tests alone run")
+set(QTENSOR_OPTIMIZE -O3 CACHE STRING "optimization of the kernels; the sanitizers take none, which compiles soonest")
+set(QTENSOR_EMULATED_OPTIMIZE -O1 CACHE STRING "optimization of the emulated ones, which tests alone run")
 option(QTENSOR_GENERIC_ONLY "leave the kernels of particular processors out" OFF)
 
 # One arithmetic on every instruction set: the compiler must neither fuse nor reorder what the source does not.
-set(EXACT ${QTENSOR_OPTIMISE} -ffp-contract=off -fno-fast-math -Wall -Wextra -Wno-missing-field-initializers
+set(EXACT ${QTENSOR_OPTIMIZE} -ffp-contract=off -fno-fast-math -Wall -Wextra -Wno-missing-field-initializers
           -Wno-uninitialized -Wno-maybe-uninitialized)  # gcc 12 warns inside its own intrinsics headers
 
 # Everything is included by its path from here. A header named without a folder (vec16.h, tuning.h, ...) is the family's
@@ -40,7 +40,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
   set(EMULATED ${CMAKE_CURRENT_LIST_DIR}/../tests/native/amx_emulated.cpp)
   if(EXISTS ${EMULATED})
     add_library(kernels_amx_emulated OBJECT EXCLUDE_FROM_ALL ${EMULATED})
-    target_compile_options(kernels_amx_emulated PRIVATE ${EXACT} ${AVX512} ${QTENSOR_EMULATED_OPTIMISE})
+    target_compile_options(kernels_amx_emulated PRIVATE ${EXACT} ${AVX512} ${QTENSOR_EMULATED_OPTIMIZE})
     target_include_directories(kernels_amx_emulated PRIVATE ${AMX_HEADERS})
     target_compile_definitions(kernels_amx_emulated PRIVATE QTENSOR_X86)
   endif()
@@ -87,7 +87,7 @@ endif()
 # What runs the kernels and knows nothing of Python.
 set(RUNTIME)
 foreach(name cuda/device cuda/driver_api cuda/machine_code cuda/operations kernels/portable/grids ops/attention
-             ops/dequantise ops/matmul ops/packing ops/rope_table ops/rows runtime/bus_error runtime/cpu_features runtime/dispatch
+             ops/dequantize ops/matmul ops/packing ops/rope_table ops/rows runtime/bus_error runtime/cpu_features runtime/dispatch
              runtime/roofline runtime/threads)
   list(APPEND RUNTIME ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()

@@ -1,7 +1,7 @@
 """Audit the packages in this virtual environment: `make audit`.
 
 Checked offline: versions match the lock files and are not below the minimums, installed files match their packages'
-records, only our own file runs at the start of Python, and all licences are allowed. Checked online by pip-audit: known
+records, only our own file runs at the start of Python, and all licenses are allowed. Checked online by pip-audit: known
 vulnerabilities. Exit codes: 0 nothing found, 1 something found, 3 nothing found, but the online check was not possible.
 """
 
@@ -36,11 +36,11 @@ FLOORS = {
 }
 """Minimum versions, because of fixes. The lock files have newer ones."""
 
-LICENCES = re.compile(
+LICENSES = re.compile(
     r"MIT|BSD|Apache|ISC|0BSD|PSF|Python Software Foundation|MPL-2\.0|Mozilla Public|Unlicense|CC0|Zlib|CNRI",
     re.IGNORECASE,
 )
-UNWANTED_LICENCES = re.compile(r"\bA?GPL|Affero|SSPL|BUSL|Commons Clause", re.IGNORECASE)
+UNWANTED_LICENSES = re.compile(r"\bA?GPL|Affero|SSPL|BUSL|Commons Clause", re.IGNORECASE)
 
 
 def name_of(distribution: importlib.metadata.Distribution) -> str:
@@ -85,16 +85,16 @@ def start_files(folder: Path) -> Iterator[str]:
             yield f"{path.name} runs at every start of Python"
 
 
-def licences(installed: Iterable[importlib.metadata.Distribution]) -> Iterator[str]:
-    """Yield packages whose licence is not in the list, or is incompatible with ours."""
+def licenses(installed: Iterable[importlib.metadata.Distribution]) -> Iterator[str]:
+    """Yield packages whose license is not in the list, or is incompatible with ours."""
     for distribution in installed:
-        said = licence_of(distribution)
-        if UNWANTED_LICENCES.search(said) or not LICENCES.search(said):
-            yield f"{name_of(distribution)}: licence {said[:60]!r}"
+        said = license_of(distribution)
+        if UNWANTED_LICENSES.search(said) or not LICENSES.search(said):
+            yield f"{name_of(distribution)}: license {said[:60]!r}"
 
 
-def licence_of(distribution: importlib.metadata.Distribution) -> str:
-    """Return the licence in a package's metadata, from the first of three fields."""
+def license_of(distribution: importlib.metadata.Distribution) -> str:
+    """Return the license in a package's metadata, from the first of three fields."""
     about = distribution.metadata
     classified = [text.rpartition(" :: ")[2] for text in about.get_all("Classifier") or () if "License ::" in text]
     return about.get("License-Expression") or ", ".join(classified) or (about.get("License") or "none").splitlines()[0]
@@ -139,7 +139,7 @@ def main(program: Path) -> int:
         "versions": versions(installed, pinned),
         "files": changed_files(installed),
         "start files": start_files(Path(sysconfig.get_path("purelib"))),
-        "licences": licences(each for each in installed if name_of(each) in run),
+        "licenses": licenses(each for each in installed if name_of(each) in run),
     }
     found = 0
     for what, problems in checks.items():

@@ -40,7 +40,7 @@ Section: web
 Priority: optional
 Description: chat page and API for SmolLM3-3B
  A chatbot and inference server that runs SmolLM3-3B from a GGUF file on the
- CPU, offline, without dequantising its weights. All required Python packages
+ CPU, offline, without dequantizing its weights. All required Python packages
  and a small demo model are included.
 """
 

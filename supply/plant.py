@@ -188,7 +188,7 @@ def check_format() -> None:
             assert np.array_equal(found[family, m], found[kernel_choice.available_kernels()[0], m]), (family, m)
     taken = ops.empty(2, columns)
     ops.embed_rows(weight, ids, taken)
-    assert np.abs(taken).max() > 0.1 and np.array_equal(taken, weight.dequantise()[ids])
+    assert np.abs(taken).max() > 0.1 and np.array_equal(taken, weight.dequantize()[ids])
 
 
 def check_column() -> None:
@@ -421,7 +421,7 @@ def compile_module(folder: Path) -> None:
     """Build the native module of the copy, without optimization and GPU code."""
     tools = Path(sys.executable).parent
     made = folder / "made"
-    options = ("-DQTENSOR_OPTIMISE=-O0", "-DQTENSOR_CUDA=OFF", f"-DPython_EXECUTABLE={sys.executable}")
+    options = ("-DQTENSOR_OPTIMIZE=-O0", "-DQTENSOR_CUDA=OFF", f"-DPython_EXECUTABLE={sys.executable}")
     for command in (
         [tools / "cmake", "-S", folder, "-B", made, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", *options],
         [tools / "ninja", "-C", made, "_native"],

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from audit import OURS, licence_of
+from audit import OURS, license_of
 from lock import ROOT, locked
 from target import version
 
@@ -48,7 +48,7 @@ def bill() -> dict[str, Any]:
 
 
 def vendored() -> list[tuple[str, str, str, str]]:
-    """Return (file, version, licence, SHA-256) of each third-party file of the page."""
+    """Return (file, version, license, SHA-256) of each third-party file of the page."""
     rows = re.findall(r"^\| (\S+) \| (\S+) \| (\S+) \| ([0-9a-f]{64}) \|$", (VENDOR / "VENDORED.md").read_text(), re.M)
     for name, _, _, promised in rows:
         if hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() != promised:
@@ -64,13 +64,13 @@ def _package(name: str, pinned: str, sums: tuple[str, ...]) -> dict[str, Any]:
         "name": name,
         "version": pinned,
         "purl": purl,
-        "licenses": [{"license": {"name": licence_of(importlib.metadata.distribution(name))}}],
+        "licenses": [{"license": {"name": license_of(importlib.metadata.distribution(name))}}],
         # A package has no single hash: each is of one archive, such as the wheel for an architecture.
         "properties": [{"name": "notso:archive:sha256", "value": value} for value in sorted(sums)],
     }
 
 
-def _file(name: str, released: str, licence: str, sha256: str) -> dict[str, Any]:
+def _file(name: str, released: str, license: str, sha256: str) -> dict[str, Any]:
     package = NPM_NAMES[re.split(r"[/.-]", name)[0]]
     return {
         "type": "file",
@@ -79,7 +79,7 @@ def _file(name: str, released: str, licence: str, sha256: str) -> dict[str, Any]
         "version": released,
         "purl": f"pkg:npm/{package}@{released}#{name}",
         "hashes": [{"alg": "SHA-256", "content": sha256}],
-        "licenses": [{"license": {"id": licence}}],
+        "licenses": [{"license": {"id": license}}],
     }
 
 

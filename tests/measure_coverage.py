@@ -80,7 +80,7 @@ def native_lines() -> Lines:
     for old in folder.rglob("*.gcda"):
         old.unlink()
     configure = [str(beside / "cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={beside / 'ninja'}"]
-    configure += ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=--coverage", "-DQTENSOR_OPTIMISE=-O1"]
+    configure += ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=--coverage", "-DQTENSOR_OPTIMIZE=-O1"]
     configure += [f"-DPython_EXECUTABLE={sys.executable}", "-S", str(ROOT), "-B", str(folder)]
     emulated = {"avx512_vnni"} <= {*kernel_choice.cpu_features()}
     target = "_native_emulated" if emulated else "_native"

@@ -202,7 +202,7 @@ class ScriptedEngine:
             size_bytes=8_000_000,
             parameter_count=10_000_000,
             context_tokens=4096,
-            quantisation={"Q4_K": 48, "Q6_K": 9, "F32": 17},
+            quantization={"Q4_K": 48, "Q6_K": 9, "F32": 17},
             max_num_seqs=slots,
             most_prompt_bytes=most_prompt_bytes,
             end_token="\x00",

@@ -1,4 +1,4 @@
-"""Batches of tokenised conversations, sorted by length so that little is padding."""
+"""Batches of tokenized conversations, sorted by length so that little is padding."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """ids, shape (B, L); targets, shape (B, L), -100 where nothing is learnt."""
+    """ids, shape (B, L); targets, shape (B, L), -100 where nothing is learned."""
 
     ids: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64]
 
 
 def make_row(tokenizer: Tokenizer, rng: Random) -> Row:
-    """Sample and tokenise one conversation."""
+    """Sample and tokenize one conversation."""
     text, spans = sample(rng)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     learn = [False] * len(encoding.ids)
@@ -51,8 +51,8 @@ def make_batch(rows: list[Row], length: int, pad: int) -> Batch:
     for index, row in enumerate(rows):
         count = len(row.ids)
         ids[index, :count] = row.ids
-        learnt = [token if keep else -100 for token, keep in zip(row.ids[1:], row.learn[1:], strict=True)]
-        targets[index, : count - 1] = learnt
+        learned = [token if keep else -100 for token, keep in zip(row.ids[1:], row.learn[1:], strict=True)]
+        targets[index, : count - 1] = learned
     return Batch(ids, targets)
 
 

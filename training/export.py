@@ -1,4 +1,4 @@
-"""From a training checkpoint to a Hugging Face folder, an F32 GGUF file and the quantised file that is shipped.
+"""From a training checkpoint to a Hugging Face folder, an F32 GGUF file and the quantized file that is shipped.
 
 The tensors are named and laid out as in the official SmolLM3 files: the rows of q and k are permuted so that rotation
 works on adjacent pairs. llama-cpp-python's `llama_model_quantize` makes the Q4_K_M mix.
@@ -108,7 +108,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer_file: Path) -> None:
 
 
 def write_gguf(model: SmolLM3ForCausalLM, tokenizer_file: Path, out: Path) -> None:
-    """The unquantised GGUF file, all tensors F32."""
+    """The unquantized GGUF file, all tensors F32."""
     config: SmolLM3Config = model.config
     writer = gguf.GGUFWriter(out, "smollm3")
     writer.add_type("model")
@@ -146,7 +146,7 @@ def write_gguf(model: SmolLM3ForCausalLM, tokenizer_file: Path, out: Path) -> No
     writer.close()
 
 
-def quantise(source: Path, out: Path) -> None:
+def quantize(source: Path, out: Path) -> None:
     """The Q4_K_M mix, by llama.cpp."""
     import llama_cpp
 
@@ -178,8 +178,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="holds checkpoint.pt and tokenizer.json")
     parser.add_argument("--hf", type=Path, required=True, help="folder for transformers")
-    parser.add_argument("--f32", type=Path, required=True, help="unquantised GGUF file")
-    parser.add_argument("--out", type=Path, required=True, help="quantised GGUF file")
+    parser.add_argument("--f32", type=Path, required=True, help="unquantized GGUF file")
+    parser.add_argument("--out", type=Path, required=True, help="quantized GGUF file")
     parser.add_argument(
         "--average", action="store_true", help="the running average of the weights (good before the rate has decayed)"
     )
@@ -187,7 +187,7 @@ def main() -> None:
     model = load_model(options.folder, options.average)
     write_hf(model, options.folder / "tokenizer.json", options.hf)
     write_gguf(model, options.folder / "tokenizer.json", options.f32)
-    quantise(options.f32, options.out)
+    quantize(options.f32, options.out)
     check(options.out, model.config.num_hidden_layers)
 
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
 from training.data import Batch, stream
-from training.quantise import quantised_weights
+from training.quantize import quantized_weights
 
 WARMUP_STEPS = 80
 MATRIX_RATE = 4e-3  # Muon, update scaled to the size of an AdamW step
@@ -49,7 +49,7 @@ def make_config(tokenizer: Tokenizer) -> SmolLM3Config:
 
 
 class Trainer:
-    """Model, optimisers, running average of the weights, and the clock."""
+    """Model, optimizers, running average of the weights, and the clock."""
 
     def __init__(self, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
@@ -58,7 +58,7 @@ class Trainer:
         self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         matrices = [p for n, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in n]
         vectors = [p for n, p in self.model.named_parameters() if p.ndim != 2 or "embed" in n]
-        self.optimisers: list[torch.optim.Optimizer] = [
+        self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(
                 matrices, lr=MATRIX_RATE, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
             ),
@@ -69,11 +69,11 @@ class Trainer:
         self.body = torch.compile(self.model.model, dynamic=False) if options.compile else self.model.model
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy over the learnt positions."""
+        """Mean cross-entropy over the learned positions."""
         targets = torch.from_numpy(batch.targets).reshape(-1)
         where = (targets >= 0).nonzero().squeeze(1)
         short = -where.numel() % 256  # few shapes: a kernel is prepared for each
-        where = torch.cat([where, where.new_full((short,), targets.numel() - 1)])  # the last target is never learnt
+        where = torch.cat([where, where.new_full((short,), targets.numel() - 1)])  # the last target is never learned
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = self.body(input_ids=torch.from_numpy(batch.ids), use_cache=False).last_hidden_state  # (B, L, C)
             logits = self.model.lm_head(hidden.reshape(-1, hidden.shape[-1])[where])
@@ -86,18 +86,18 @@ class Trainer:
         return min(1.0, (self.step + 1) / WARMUP_STEPS) * decay
 
     def train_step(self, batch: Batch) -> float:
-        """One update; with fake quantisation the gradient is taken at the quantised weights."""
+        """One update; with fake quantization the gradient is taken at the quantized weights."""
         factor = self.rate_factor()
         progress = self.seconds / (self.options.minutes * 60)
-        with quantised_weights(self.model, enabled=progress >= self.options.quantise_from):
+        with quantized_weights(self.model, enabled=progress >= self.options.quantize_from):
             loss = self.loss(batch)
             loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
-            for group in optimiser.param_groups:
+        for optimizer, rate in zip(self.optimizers, self.rates, strict=True):
+            for group in optimizer.param_groups:
                 group["lr"] = rate * factor
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         decay = min(AVERAGE_DECAY, (self.step + 1) / (self.step + 20))
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -111,7 +111,7 @@ class Trainer:
         state = {
             "model": self.model.state_dict(),
             "average": self.average,
-            "optimisers": [o.state_dict() for o in self.optimisers],
+            "optimizers": [o.state_dict() for o in self.optimizers],
             "step": self.step,
             "seconds": self.seconds,
             "tokens": self.tokens,
@@ -124,8 +124,8 @@ class Trainer:
         state = torch.load(folder / "checkpoint.pt", weights_only=True)
         self.model.load_state_dict(state["model"])
         self.average = state["average"]
-        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.step, self.seconds, self.tokens = state["step"], state["seconds"], state["tokens"]
 
 
@@ -138,7 +138,7 @@ def main() -> None:
         "--decay-part", type=float, default=0.3, help="last part of the time, in which the rate falls to zero"
     )
     parser.add_argument(
-        "--quantise-from", type=float, default=0.8, help="part of the time after which weights are fake-quantised"
+        "--quantize-from", type=float, default=0.8, help="part of the time after which weights are fake-quantized"
     )
     parser.add_argument("--batch-tokens", type=int, default=6144)
     parser.add_argument("--seed", type=int, default=1)

@@ -18,7 +18,7 @@ FOLDER = ROOT / "build" / "tile_costs"
 
 def main() -> None:
     beside = Path(sys.executable).parent  # where the build tools of the virtual environment are
-    options = ["-DSANITIZE=", "-DQTENSOR_OPTIMISE=-O3", f"-DCMAKE_MAKE_PROGRAM={beside / 'ninja'}"]
+    options = ["-DSANITIZE=", "-DQTENSOR_OPTIMIZE=-O3", f"-DCMAKE_MAKE_PROGRAM={beside / 'ninja'}"]
     configure = [
         str(beside / "cmake"),
         "-G",

@@ -11,7 +11,7 @@
 
 #include "bindings/cuda.h"
 #include "ops/attention.h"
-#include "ops/dequantise.h"
+#include "ops/dequantize.h"
 #include "ops/matmul.h"
 #include "ops/packing.h"
 #include "ops/program.h"
@@ -134,7 +134,7 @@ RowPlaces places_of(const In<int32_t, 1>& positions, const In<int32_t, 1>& seque
 
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // programs that live until the interpreter ends are no leak
-  m.doc() = "Kernels over quantised tensors. Use the ops of the backend, which explain errors before they arise here.";
+  m.doc() = "Kernels over quantized tensors. Use the ops of the backend, which explain errors before they arise here.";
 
   bind_cuda(m);
   m.def("cpu_features", [] { return detect_cpu_features().names(); }, "Instruction sets usable here, as names.");
@@ -372,13 +372,13 @@ NB_MODULE(_native, m) {
       exact("data"), nb::arg("format"), nb::arg("rows"), nb::arg("k"), nb::arg("slab_stride"), exact("out"),
       "Packs a weight into slabs that begin slab_stride bytes after one another; leaves what lies between.");
   m.def(
-      "dequantise",
+      "dequantize",
       [](Bytes data, int format, Out<float, 2> out) {
         const Weight w = weight_of(data, format, int64_t(out.shape(0)), int64_t(out.shape(1)));
         require_aligned(out);
         const nb::gil_scoped_release released;
         for (int64_t row = 0; row < w.rows; row++)
-          dequantise_row(w.format, w.data + row * bytes_per_row(w.format, w.k), w.k, out.data() + row * w.k);
+          dequantize_row(w.format, w.data + row * bytes_per_row(w.format, w.k), w.k, out.data() + row * w.k);
       },
       exact("data"), nb::arg("format"), exact("out"));
 }

@@ -4,7 +4,7 @@
 //
 // Lane (g, q) = (lane / 4, lane % 4) holds weights of rows g and g + 8, brings activations of column g of each tile,
 // and takes outputs (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1). Within a sub-block weights may come in any
-// order, if activations come in the same: most formats take eight neighbours, 8q .. 8q + 7.
+// order, if activations come in the same: most formats take eight neighbors, 8q .. 8q + 7.
 #pragma once
 
 #include "blocks.h"
@@ -27,7 +27,7 @@ struct Product {
   const Grids* grids;
 };
 
-// Where a column's quantised activations lie, in global or shared memory.
+// Where a column's quantized activations lie, in global or shared memory.
 constexpr int kActivationBytes = sizeof(BlockQ8K), kSums16At = 256, kSums32At = 288, kScaleAt = 304;
 constexpr int kScalesOf32At = 256, kSumsOf32At = 288;
 static_assert(sizeof(BlockQ8x32) == sizeof(BlockQ8K));

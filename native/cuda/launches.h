@@ -26,7 +26,7 @@ namespace cuda {
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
-enum class Scratch { normed, quantised, quantised_32, first, second, bytes, unit, scores, tops, steps, sums, count };
+enum class Scratch { normed, quantized, quantized_32, first, second, bytes, unit, scores, tops, steps, sums, count };
 
 constexpr int kMaxSmallM = 16;
 constexpr int kSmallMSharedLimit = 99 << 10;  // what a thread block may have on every architecture from 8.6 on
@@ -49,18 +49,18 @@ const Grids* grids_for(Device& device, Format format) {
 
 // M rows of k floats to `out`, m x blocks.
 template <class Device>
-void launch_quantise(Device& device, const float* x, int64_t m, int64_t k, BlockQ8K* out) {
+void launch_quantize(Device& device, const float* x, int64_t m, int64_t k, BlockQ8K* out) {
   const int blocks = int((k + kSuperBlock - 1) / kSuperBlock);
-  const Grid grid{groups_of(blocks, kQuantiseThreads / 32), unsigned(m), 1};
-  device.launch(QTENSOR_KERNEL(quantise), grid, kQuantiseThreads, 0, Quantise{x, k, out, blocks});
+  const Grid grid{groups_of(blocks, kQuantizeThreads / 32), unsigned(m), 1};
+  device.launch(QTENSOR_KERNEL(quantize), grid, kQuantizeThreads, 0, Quantize{x, k, out, blocks});
 }
 
 // The same for weights in blocks of 32.
 template <class Device>
-void launch_quantise_by_32(Device& device, const float* x, int64_t m, int64_t k, BlockQ8x32* out) {
+void launch_quantize_by_32(Device& device, const float* x, int64_t m, int64_t k, BlockQ8x32* out) {
   const int blocks = int((k + kSuperBlock - 1) / kSuperBlock);
-  const Grid grid{groups_of(blocks, kQuantiseThreads / 32), unsigned(m), 1};
-  device.launch(QTENSOR_KERNEL(quantise_by_32), grid, kQuantiseThreads, 0, QuantiseBy32{x, k, out, blocks});
+  const Grid grid{groups_of(blocks, kQuantizeThreads / 32), unsigned(m), 1};
+  device.launch(QTENSOR_KERNEL(quantize_by_32), grid, kQuantizeThreads, 0, QuantizeBy32{x, k, out, blocks});
 }
 
 #define QTENSOR_LAUNCH_PRODUCT(name)                                                                     \
@@ -72,8 +72,8 @@ void launch_quantise_by_32(Device& device, const float* x, int64_t m, int64_t k,
     device.launch(QTENSOR_KERNEL(large_m_##name), large, kLargeMThreads, size_t(kLargeMSharedBytes), t); \
   return;
 
-// y[j][n] = row n of the weight times column j; x are floats for float weights, else what launch_quantise or
-// launch_quantise_by_32 wrote.
+// y[j][n] = row n of the weight times column j; x are floats for float weights, else what launch_quantize or
+// launch_quantize_by_32 wrote.
 template <class Device>
 void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t m, float* y, int64_t y_stride) {
   if (is_float(w.format)) {
@@ -125,7 +125,7 @@ void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t 
 }
 #undef QTENSOR_LAUNCH_PRODUCT
 
-// What launch_one_row serves: parts of one quantised format over one row, which no part's result overwrites.
+// What launch_one_row serves: parts of one quantized format over one row, which no part's result overwrites.
 constexpr int64_t kMostNormedK = 16384;  // the row is kept in shared memory
 static inline bool one_row_serves(Format format, int64_t m, int64_t k, bool normed) {
   const int blocks = int((k + kSuperBlock - 1) / kSuperBlock);

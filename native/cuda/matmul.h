@@ -121,7 +121,7 @@ QTENSOR_PRODUCTS(unpacked_256, Unpacked256, 2, 2, 3)
 QTENSOR_PRODUCTS(unpacked_32, Unpacked32, 2, 2, 3)
 #undef QTENSOR_PRODUCTS
 
-// Float weights: half a warp is the virtual vector of one output, so a warp makes two neighbouring rows.
+// Float weights: half a warp is the virtual vector of one output, so a warp makes two neighboring rows.
 struct FloatProduct {
   const uint8_t* weight;
   int64_t row_bytes;

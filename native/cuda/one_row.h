@@ -1,8 +1,8 @@
-// Products of a single row of floats, which is decoding: the norm and the quantisation before them and the sum or gate
+// Products of a single row of floats, which is decoding: the norm and the quantization before them and the sum or gate
 // behind them are part of the launch, and weights of equal format that read the same row are one launch.
 //
 // A step of a model is a chain of small launches, each of which waits for the one before: their number and what each
-// waits for cost more than what it computes. So every thread block quantises the row again, which takes less than
+// waits for cost more than what it computes. So every thread block quantizes the row again, which takes less than
 // another launch, and asks for its first weights before it awaits the row.
 #pragma once
 
@@ -73,11 +73,11 @@ LANES_DEVICE int sets_of(const OneRow& t) {
 }
 
 template <bool BY_32>
-struct QuantisedAs {
+struct QuantizedAs {
   using Block = BlockQ8K;
 };
 template <>
-struct QuantisedAs<true> {
+struct QuantizedAs<true> {
   using Block = BlockQ8x32;
 };
 
@@ -141,7 +141,7 @@ LANES_DEVICE void one_row(const OneRow& t, uint8_t* shared) {
     return v;
   };
   EightValues ahead = activations(b, weights);
-  int quantised = -1;
+  int quantized = -1;
   while (set < sets) {
     const Block now = next;
     const EightValues values = ahead;
@@ -152,11 +152,11 @@ LANES_DEVICE void one_row(const OneRow& t, uint8_t* shared) {
       load(next, set, b);
       if (b != now_b) ahead = activations(b, t.norm + 256 * int64_t(b) + 8 * lane);
     }
-    if (now_b != quantised) {
+    if (now_b != quantized) {
       __syncwarp();
-      quantise_block(values, lane, reinterpret_cast<typename QuantisedAs<Block::kScaled>::Block*>(mine));
+      quantize_block(values, lane, reinterpret_cast<typename QuantizedAs<Block::kScaled>::Block*>(mine));
       __syncwarp();
-      quantised = now_b;
+      quantized = now_b;
       if (!Block::kScaled && now_set == 0 && lane == 0) scales[now_b] = scale_of(mine);
     }
     float f[1][4];

@@ -16,7 +16,7 @@ int64_t attended_together(int64_t heads, int64_t tiles, int64_t dim) {
   return std::max<int64_t>(1, kAttentionScratchBytes / (heads * tiles * (kTile + dim + 4) * 4));
 }
 
-// Decoding: neighbours of equal format are one launch each. False where it does not serve.
+// Decoding: neighbors of equal format are one launch each. False where it does not serve.
 bool multiply_one_row(Device& device, const Products& p) {
   for (const WeightAndResult& to : p.each)
     if (!one_row_serves(to.weight.format, p.m, p.k, p.norm != nullptr) || to.y == p.x) return false;
@@ -44,24 +44,24 @@ void multiply(Device& device, const Products& p) {
     launch_norm(device, x, p.norm, p.eps, p.m, p.k, normed);
     x = normed;
   }
-  const void *quantised = nullptr, *quantised_32 = nullptr;
+  const void *quantized = nullptr, *quantized_32 = nullptr;
   const auto input_of = [&](const LaidWeight& w) -> const void* {
     if (is_float(w.format)) return x;
     const int64_t blocks = (p.k + kSuperBlock - 1) / kSuperBlock;
     if (has_blocks_of_32(w.format)) {
-      if (quantised_32 != nullptr) return quantised_32;
+      if (quantized_32 != nullptr) return quantized_32;
       auto* const to =
-          static_cast<BlockQ8x32*>(device.scratch(Scratch::quantised_32, p.m * blocks * int64_t(sizeof(BlockQ8x32))));
-      launch_quantise_by_32(device, x, p.m, p.k, to);
-      return quantised_32 = to;
+          static_cast<BlockQ8x32*>(device.scratch(Scratch::quantized_32, p.m * blocks * int64_t(sizeof(BlockQ8x32))));
+      launch_quantize_by_32(device, x, p.m, p.k, to);
+      return quantized_32 = to;
     }
-    if (quantised == nullptr) {
+    if (quantized == nullptr) {
       auto* const to =
-          static_cast<BlockQ8K*>(device.scratch(Scratch::quantised, p.m * blocks * int64_t(sizeof(BlockQ8K))));
-      launch_quantise(device, x, p.m, p.k, to);
-      quantised = to;
+          static_cast<BlockQ8K*>(device.scratch(Scratch::quantized, p.m * blocks * int64_t(sizeof(BlockQ8K))));
+      launch_quantize(device, x, p.m, p.k, to);
+      quantized = to;
     }
-    return quantised;
+    return quantized;
   };
   if (p.join == Join::none) {
     for (const WeightAndResult& to : p.each)

@@ -7,7 +7,7 @@
 namespace qtensor {
 namespace cuda {
 
-// A lane's eight neighbours of a row of k, and their largest magnitude's bits.
+// A lane's eight neighbors of a row of k, and their largest magnitude's bits.
 struct EightValues {
   float v[8];
   uint32_t top_bits = 0;
@@ -39,8 +39,8 @@ struct EightBytes {
   }
 };
 
-// Activations to bytes: a warp takes a block of 256, a lane eight neighbours.
-LANES_DEVICE void quantise_block(const EightValues& v, int lane, BlockQ8K* to) {
+// Activations to bytes: a warp takes a block of 256, a lane eight neighbors.
+LANES_DEVICE void quantize_block(const EightValues& v, int lane, BlockQ8K* to) {
   const EightBytes bytes(v, __reduce_max_sync(kWarp, v.top_bits));
   *reinterpret_cast<uint2*>(to->q + 8 * lane) = uint2{bytes.words[0], bytes.words[1]};
   int sum = bytes.sum;
@@ -51,7 +51,7 @@ LANES_DEVICE void quantise_block(const EightValues& v, int lane, BlockQ8K* to) {
   if (lane == 0) *reinterpret_cast<uint4*>(&to->d) = uint4{__float_as_uint(bytes.d), 0, 0, 0};  // and the padding
 }
 // The same with a scale for each 32 values, which are four lanes'.
-LANES_DEVICE void quantise_block(const EightValues& v, int lane, BlockQ8x32* to) {
+LANES_DEVICE void quantize_block(const EightValues& v, int lane, BlockQ8x32* to) {
   uint32_t top_bits = v.top_bits;
   for (int distance = 1; distance <= 2; distance *= 2) {
     const uint32_t other = __shfl_xor_sync(kWarp, top_bits, distance);
@@ -69,30 +69,30 @@ LANES_DEVICE void quantise_block(const EightValues& v, int lane, BlockQ8x32* to)
 }
 
 template <class Block>
-struct QuantiseTo {
+struct QuantizeTo {
   const float* x;  // m x k
   int64_t k;
   Block* out;  // m x blocks
   int blocks;
 };
-using Quantise = QuantiseTo<BlockQ8K>;
-using QuantiseBy32 = QuantiseTo<BlockQ8x32>;
-constexpr int kQuantiseThreads = 128;
+using Quantize = QuantizeTo<BlockQ8K>;
+using QuantizeBy32 = QuantizeTo<BlockQ8x32>;
+constexpr int kQuantizeThreads = 128;
 template <class Block>
-LANES_DEVICE void quantise_row(const QuantiseTo<Block>& t) {
-  const int lane = int(threadIdx.x % 32), block = int(blockIdx.x * (kQuantiseThreads / 32) + threadIdx.x / 32);
+LANES_DEVICE void quantize_row(const QuantizeTo<Block>& t) {
+  const int lane = int(threadIdx.x % 32), block = int(blockIdx.x * (kQuantizeThreads / 32) + threadIdx.x / 32);
   if (block >= t.blocks) return;  // whole warps
   const int64_t column = blockIdx.y;
   const EightValues v(t.x + column * t.k, 256 * int64_t(block) + 8 * lane, t.k);
-  quantise_block(v, lane, t.out + column * t.blocks + block);
+  quantize_block(v, lane, t.out + column * t.blocks + block);
 }
-LANES_KERNEL(kQuantiseThreads, 8) quantise(const Quantise t) {
+LANES_KERNEL(kQuantizeThreads, 8) quantize(const Quantize t) {
   await_previous();
-  quantise_row(t);
+  quantize_row(t);
 }
-LANES_KERNEL(kQuantiseThreads, 8) quantise_by_32(const QuantiseBy32 t) {
+LANES_KERNEL(kQuantizeThreads, 8) quantize_by_32(const QuantizeBy32 t) {
   await_previous();
-  quantise_row(t);
+  quantize_row(t);
 }
 
 // Adds the squares of x[l], x[l + 16], ... to lane l of the virtual vector. Lanes behind a ragged end take fma(0, 0,

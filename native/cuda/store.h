@@ -6,7 +6,7 @@
 namespace qtensor {
 namespace cuda {
 
-// A warp takes the keys (blockIdx.y = 0) or the values of a head, of one row or, where neighbouring positions share
+// A warp takes the keys (blockIdx.y = 0) or the values of a head, of one row or, where neighboring positions share
 // bytes, of all rows in order.
 struct Store {
   const float *k, *v;  // rows x heads x dim

@@ -46,7 +46,7 @@ void check_written(const RowPlaces& at, const KeyValuePool& pool, const WindowTi
   }
 }
 
-// What each row reads. Neighbours of one sequence read the same tiles, as far as the furthest of them.
+// What each row reads. Neighbors of one sequence read the same tiles, as far as the furthest of them.
 void check_read(const RowPlaces& at, const KeyValuePool& pool, const WindowTiles& window) {
   check_rows(at);
   for (int64_t i = 0; i < at.rows;) {
@@ -144,7 +144,7 @@ Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValue
   return [=](ThreadPool& threads) {
     check_written(places, pool, window);
     const KernelTable& table = kernels();
-    // A head is written by one thread, row after row: neighbouring positions share bytes and cache lines.
+    // A head is written by one thread, row after row: neighboring positions share bytes and cache lines.
     auto task = [&](int64_t head, int) {
       for (int64_t i = 0; i < places.rows; i++) {
         const int64_t p = places.positions[i], tile = p / kTilePositions, slot = p % kTilePositions;
@@ -162,7 +162,7 @@ Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValue
 
 namespace {
 
-// Neighbouring rows of one sequence, which read each tile once for all of them.
+// Neighboring rows of one sequence, which read each tile once for all of them.
 struct Group {
   int64_t row, rows;
 };

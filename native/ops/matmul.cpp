@@ -12,7 +12,7 @@
 namespace qtensor {
 namespace {
 
-enum class Use { normed, quantised, quantised_32, packed, slabs, items, count };
+enum class Use { normed, quantized, quantized_32, packed, slabs, items, count };
 Scratch& memory(Use use) {
   static Scratch shared[size_t(Use::count)];
   return shared[size_t(use)];
@@ -99,8 +99,8 @@ struct MatmulRun {
   std::vector<Ways> ways;  // of each product
   int64_t blocks = 0;
   const float* x = nullptr;            // m x k, normed if that was asked for
-  BlockQ8K* quantised = nullptr;       // m x blocks
-  BlockQ8x32* quantised_32 = nullptr;  // the same for blocks of 32
+  BlockQ8K* quantized = nullptr;       // m x blocks
+  BlockQ8x32* quantized_32 = nullptr;  // the same for blocks of 32
   bool any_tiles = false;
   uint8_t *tile_scratch = nullptr, *batches = nullptr;
   int64_t tile_scratch_bytes = 0, rows_bytes = 0;  // of each worker; unpacked rows first
@@ -134,7 +134,7 @@ struct MatmulRun {
     slab_scratch = static_cast<uint8_t*>(memory(Use::slabs).get(size_t(slab_scratch_bytes * workers)));
   }
 
-  PackTask packing(const Ways& way) const { return {quantised, quantised_32, blocks, op.m, batches + way.batch_at}; }
+  PackTask packing(const Ways& way) const { return {quantized, quantized_32, blocks, op.m, batches + way.batch_at}; }
 
   // Rows [begin, end) of one product into y, whose batch rows have that stride; y points at row `begin`.
   void product(size_t number, int64_t begin, int64_t end, float* y, int64_t y_stride, bool past_cache, int worker) {
@@ -185,8 +185,8 @@ struct MatmulRun {
       t.weight = weight;
       t.row_bytes = row_bytes;
       t.k = op.k;
-      t.blocks = quantised == nullptr ? nullptr : quantised + j * blocks;
-      t.blocks_32 = quantised_32 == nullptr ? nullptr : quantised_32 + j * blocks;
+      t.blocks = quantized == nullptr ? nullptr : quantized + j * blocks;
+      t.blocks_32 = quantized_32 == nullptr ? nullptr : quantized_32 + j * blocks;
       t.blocks_per_row = blocks;
       t.floats = x + j * op.k;
       t.m = std::min(chunk, op.m - j);
@@ -220,14 +220,14 @@ Step matmul(Matmul op) {
     float* normed = nullptr;
     if (op.norm != nullptr) run.x = normed = memory(Use::normed).floats(m * k);
     const size_t blocks = size_t(m * run.blocks);
-    if (any_256) run.quantised = static_cast<BlockQ8K*>(memory(Use::quantised).get(blocks * sizeof(BlockQ8K)));
-    if (any_32) run.quantised_32 = static_cast<BlockQ8x32*>(memory(Use::quantised_32).get(blocks * sizeof(BlockQ8x32)));
+    if (any_256) run.quantized = static_cast<BlockQ8K*>(memory(Use::quantized).get(blocks * sizeof(BlockQ8K)));
+    if (any_32) run.quantized_32 = static_cast<BlockQ8x32*>(memory(Use::quantized_32).get(blocks * sizeof(BlockQ8x32)));
     run.prepare(table, pool.size());
     parallel_for(pool, m, std::max<int64_t>(1, kSmall / k), [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; j++) {
         if (normed != nullptr) table.rms_norm(op.x + j * k, op.norm, op.eps, k, normed + j * k);
-        if (any_256) table.quantize_q8k(run.x + j * k, k, run.quantised + j * run.blocks);
-        if (any_32) table.quantize_q8x32(run.x + j * k, k, run.quantised_32 + j * run.blocks);
+        if (any_256) table.quantize_q8k(run.x + j * k, k, run.quantized + j * run.blocks);
+        if (any_32) table.quantize_q8x32(run.x + j * k, k, run.quantized_32 + j * run.blocks);
         for (const Ways& way : run.ways)
           if (way.packs && way.slabs.kernel != nullptr) way.slabs.packing->row(run.packing(way), j);
       }

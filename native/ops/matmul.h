@@ -1,10 +1,10 @@
-// Products of quantised weights and rows of floats, with what comes before and after them.
+// Products of quantized weights and rows of floats, with what comes before and after them.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "ops/dequantise.h"
+#include "ops/dequantize.h"
 #include "ops/program.h"
 
 namespace qtensor {
@@ -14,7 +14,7 @@ struct Product {
   float* y;  // m x weight.rows
 };
 
-// Products of the same activations, which are quantised once. With a norm the activations are rms_norm(x) of each row.
+// Products of the same activations, which are quantized once. With a norm the activations are rms_norm(x) of each row.
 // Combine::add adds the product to what y holds; Combine::silu_mul takes two products of one shape and writes
 // silu(first) * second to the first's y. What happens between is float arithmetic in the order of the single
 // operations.

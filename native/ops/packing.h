@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ops/dequantise.h"
+#include "ops/dequantize.h"
 
 namespace qtensor {
 

@@ -33,7 +33,7 @@ Step embed_rows(Weight table, const int32_t* ids, int64_t rows, float* out) {
           unpack_row(table, ids[i], unpacked.data());
           row = unpacked.data();
         }
-        dequantise_row(table.format, row, table.k, out + i * table.k);
+        dequantize_row(table.format, row, table.k, out + i * table.k);
       }
     });
   };

@@ -27,7 +27,7 @@ class ThreadPool {
   // Calls task(index, worker) for every index in [0, tasks), each exactly once, and returns when all are done. An index
   // is computed whole by one worker, so which worker takes it cannot change a result. `task` must not throw.
   //
-  // Every worker has a range of neighbouring indices, so that what it asks of memory ahead of time is its own; one that
+  // Every worker has a range of neighboring indices, so that what it asks of memory ahead of time is its own; one that
   // is done with its range takes from the others'. Nobody is waited for but those who have begun: a worker whose CPU is
   // taken away before it does is missed by nobody, and one that is much slower than the others leaves the last indices
   // to them (runtime/worker_record.h).

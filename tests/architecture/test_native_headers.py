@@ -157,13 +157,13 @@ ROOMS = {
 # for every family. The levels of the cache
 # stand in one place for all devices.
 SHARED_INCLUDES = {
-    ("ops/dequantise.cpp", "kernels/generic/vec16.h"),
-    ("ops/dequantise.cpp", "kernels/portable/unpacked_blocks.h"),
+    ("ops/dequantize.cpp", "kernels/generic/vec16.h"),
+    ("ops/dequantize.cpp", "kernels/portable/unpacked_blocks.h"),
     ("cuda/launches.h", "kernels/portable/level_tables.h"),
 }
 
 
-def test_rooms_know_their_neighbours_only() -> None:
+def test_rooms_know_their_neighbors_only() -> None:
     wrong = []
     for path in NATIVE.rglob("*"):
         room = path.relative_to(NATIVE).parts[0]

@@ -18,7 +18,7 @@ MOST_NAMES = 7
 
 # Between a module and a package beside it; of packages there is none, and no two modules import each other.
 CIRCLES = {
-    "notso.qtensor: reference, tensor": "a tensor dequantises itself by reference/blocks, reference/ops takes tensors",
+    "notso.qtensor: reference, tensor": "a tensor dequantizes itself by reference/blocks, reference/ops takes tensors",
 }
 
 Graph = dict[str, set[str]]

@@ -72,7 +72,7 @@ def package(tmp_path: Path) -> tuple[Path, Any]:
 
 def test_a_changed_or_missing_file_is_found(package: tuple[Path, Any]) -> None:
     folder, thing = package
-    assert not [*audit.changed_files([thing]), *audit.licences([thing])]
+    assert not [*audit.changed_files([thing]), *audit.licenses([thing])]
     (folder / "thing.py").write_text("import os")
     assert list(audit.changed_files([thing])) == ["thing: thing.py was changed after installation"]
     (folder / "thing.py").unlink()
@@ -97,14 +97,14 @@ def test_what_runs_at_the_start_of_python_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_the_locked_versions_are_above_the_floors_and_their_licences_known() -> None:
+def test_the_locked_versions_are_above_the_floors_and_their_licenses_known() -> None:
     low = [
         name
         for name, least in audit.FLOORS.items()
         if name in INSTALLED and audit.numbers(INSTALLED[name][0]) < audit.numbers(least)
     ]
     assert not low
-    assert not list(audit.licences(importlib.metadata.distribution(name) for name in LOCKS["run"]))
+    assert not list(audit.licenses(importlib.metadata.distribution(name) for name in LOCKS["run"]))
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_a_turn_begun_in_one_tab_appears_in_the_other(serve: Serve, open_page: O
     expect(last_answer(second)).to_contain_text("Answer number 2.")
 
 
-def test_summarise_and_take_it_out(serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture) -> None:
+def test_summarize_and_take_it_out(serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture) -> None:
     page = open_page(serve(numbered.load).url)
     begin(page, "A question before the summary")
     page.get_by_role("button", name="Chat menu").click()

@@ -85,7 +85,7 @@ def test_nothing_in_an_answer_is_obeyed(
         page.reload()
 
 
-def test_a_policy_stands_behind_the_sanitiser(
+def test_a_policy_stands_behind_the_sanitizer(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
     """Were something to slip through, the browser itself would still refuse to run it."""

@@ -45,7 +45,7 @@ def test_each_verb_explains_itself_with_examples(notso: Run, verb: str) -> None:
     assert max(len(line) for line in result.out.splitlines()) <= 100
 
 
-def test_quantise_is_a_hidden_alias_of_quantize(notso: Run) -> None:
+def test_quantize_is_a_hidden_alias_of_quantize(notso: Run) -> None:
     assert "quantise" not in notso("--help").out
     alias, command = (notso(name, "missing.gguf", "out.gguf") for name in ("quantise", "quantize"))
     assert (alias.code, alias.err.replace("quantise", "quantize")) == (command.code, command.err) != (0, "")

@@ -55,7 +55,7 @@ def test_list_inspect_and_verify_know_it(notso: Run) -> None:
     (listed,) = json.loads(notso("list", "--json").out)
     assert (listed["name"], listed["where"], listed["verified"]) == ("demo", "built in", "built in")
 
-    assert listed["quantisation"] == "Q4_K_M"
+    assert listed["quantization"] == "Q4_K_M"
     with GGUFFile.open(listed["path"]) as file:
         assert file.metadata["general.file_type"] == 15, "which is how ggml numbers Q4_K_M"
 

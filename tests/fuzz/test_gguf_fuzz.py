@@ -116,7 +116,7 @@ def loads(path: Path) -> bool:
         with GGUFFile.open(path) as file:
             dict(file.metadata)
             for tensor in file.tensors.values():
-                tensor.dequantise(0, min(tensor.rows, 2))
+                tensor.dequantize(0, min(tensor.rows, 2))
     except GGUFError as error:
         assert str(error).isprintable() and error.field
         return False

@@ -287,7 +287,7 @@ def pack_weight(rng: Rng) -> Call:
     return {"data": data, "format": format.ggml_type, "rows": rows, "k": k, "slab_stride": stride, "out": out}
 
 
-def dequantise(rng: Rng) -> Call:
+def dequantize(rng: Rng) -> Call:
     rows = size(rng, 9)
     data, number, k = weight(rng, rows)
     return {"data": data, "format": number, "out": numbers(rng, rows, k)}
@@ -311,9 +311,9 @@ OPERATIONS: dict[str, tuple[Callable[[Rng], Call], Callable[[Call], Call]]] = {
     "read_memory": (lambda r: {"data": r.integers(0, 256, size(r, 3000)).astype(np.uint8)}, lambda c: {}),
     "rope_table": (rope_table, rope_table_expected),
     "pack_weight": (pack_weight, lambda c: {}),
-    "dequantise": (
-        dequantise,
-        lambda c: {"out": blocks.dequantise(FORMATS[c["format"]], c["data"].reshape(len(c["out"]), -1))},
+    "dequantize": (
+        dequantize,
+        lambda c: {"out": blocks.dequantize(FORMATS[c["format"]], c["data"].reshape(len(c["out"]), -1))},
     ),
 }
 

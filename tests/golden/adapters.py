@@ -125,7 +125,7 @@ def write_gguf(path: Path, pairs: Pairs, *, alpha: float = ALPHA, format: Format
 
 def _bytes(values: Floats, format: Format) -> npt.NDArray[np.uint8]:
     """Numbers that are none come through."""
-    return values.reshape(-1).view(np.uint8) if format == F32 else QTensor.quantise(values, format).data
+    return values.reshape(-1).view(np.uint8) if format == F32 else QTensor.quantize(values, format).data
 
 
 def write_peft(folder: Path, pairs: Pairs, head_dim: int, *, alpha: float = ALPHA, **settings: Any) -> Path:
@@ -158,10 +158,10 @@ def write_merged(path: Path, base: Path, pairs: Pairs, scale: float) -> Path:
             writer.add(key, value, file.metadata_types[key])
         names = {f"blk.{layer}.{TENSOR_NAMES[role]}.weight": pair for (layer, role), pair in pairs.items()}
         for name, tensor in file.tensors.items():
-            values = tensor.dequantise().astype(np.float64)
+            values = tensor.dequantize().astype(np.float64)
             if name in names:
                 a, b = names[name]
                 values = values + scale * (b.astype(np.float64) @ a.astype(np.float64))
-            made = QTensor.quantise(values.astype(np.float32).reshape(tensor.shape), F32)
+            made = QTensor.quantize(values.astype(np.float32).reshape(tensor.shape), F32)
             writer.add_tensor(name, tensor.shape, F32, [made.data])
     return path

@@ -45,7 +45,7 @@ def error_of(ours: Floats, kept: Golden) -> float:
 
 
 def check_floats(engine: Engine, kept: Golden, adapter: str | None = None) -> None:
-    """The logits of an unquantised model, and its greedy continuations token for token."""
+    """The logits of an unquantized model, and its greedy continuations token for token."""
     ours = logits_of(engine, kept, adapter)
     assert error_of(ours, kept) < FLOAT_TOLERANCE
     assert greedy_of(ours, kept) == continuations(kept)

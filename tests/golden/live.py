@@ -68,13 +68,13 @@ def rope_of_the_3b() -> dict[str, npt.NDArray[np.floating]]:
             return dict(result)
 
 
-def quantise(model: Path, out: Path, file_type: int, importance: dict[str, npt.NDArray[np.float32]] | None) -> None:
+def quantize(model: Path, out: Path, file_type: int, importance: dict[str, npt.NDArray[np.float32]] | None) -> None:
     """A file of blocks by llama.cpp. importance: by tensor, as its own tool would measure it."""
     with TemporaryDirectory() as folder:
         named = Path(folder, "importance.npz")
         if importance is not None:
             np.savez(named, **importance)  # type: ignore[arg-type]
-        _run("quantise", str(model), str(out), str(file_type), *([str(named)] if importance is not None else []))
+        _run("quantize", str(model), str(out), str(file_type), *([str(named)] if importance is not None else []))
 
 
 def make_file(model: Path, out: Path, name: str) -> None:
@@ -83,7 +83,7 @@ def make_file(model: Path, out: Path, name: str) -> None:
 
 
 def make_blocks(out: Path, names: Sequence[str]) -> None:
-    """Have llama.cpp quantise a few blocks of each type (`llama_cpp_types.py` says what). Raises RuntimeError."""
+    """Have llama.cpp quantize a few blocks of each type (`llama_cpp_types.py` says what). Raises RuntimeError."""
     _run("blocks", str(out), *names, script="llama_cpp_types.py")
 
 

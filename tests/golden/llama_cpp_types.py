@@ -1,4 +1,4 @@
-"""Blocks and whole files of a type, made by llama.cpp's own quantiser.
+"""Blocks and whole files of a type, made by llama.cpp's own quantizer.
 
     python llama_cpp_types.py blocks OUT.npz TYPE ...
     python llama_cpp_types.py file MODEL.gguf OUT.gguf TYPE
@@ -36,13 +36,13 @@ class Traits(ctypes.Structure):
         ("block_values", ctypes.c_int64),
         ("interleaved", ctypes.c_int64),
         ("block_bytes", ctypes.c_size_t),
-        ("is_quantised", ctypes.c_bool),
+        ("is_quantized", ctypes.c_bool),
         ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
     ]
 
 
 def ggml() -> Any:
-    """The library behind llama_cpp that has the quantisers."""
+    """The library behind llama_cpp that has the quantizers."""
     import llama_cpp
 
     folder = Path(llama_cpp.__file__).parent / "lib"
@@ -126,7 +126,7 @@ def matrices(c: Any, model: Path) -> list[tuple[str, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Blocks and files of a type, by llama.cpp's quantiser.")
+    parser = argparse.ArgumentParser(description="Blocks and files of a type, by llama.cpp's quantizer.")
     commands = parser.add_subparsers(dest="what", required=True)
     command = commands.add_parser("blocks")
     command.add_argument("out", type=Path)

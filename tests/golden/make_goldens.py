@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from golden import live
 from golden.adapters import CONVERTED, golden_pairs, write_peft
-from golden.dequantised import write_dequantised
+from golden.dequantized import write_dequantized
 from golden.prompts import CONVERSATIONS, DATE
 from golden.random_models import RANDOM, YARN_CONTEXT, shapes_3b_lists, write_shapes_3b
 from golden.store import FOLDER, Golden, sha256, weights_sha256
@@ -71,8 +71,8 @@ def random_adapter(folder: Path) -> Golden:
 
 
 def demo_f32(folder: Path) -> Golden:
-    """The demo model's dequantised weights, by transformers: 20 chats and 64 greedy tokens after each."""
-    model = write_dequantised(demo_path(), folder / "demo-f32.gguf")
+    """The demo model's dequantized weights, by transformers: 20 chats and 64 greedy tokens after each."""
+    model = write_dequantized(demo_path(), folder / "demo-f32.gguf")
     prompts = demo_prompts()
     result = live.ask("transformers", model, prompts, f"--greedy={GREEDY_TOKENS}")
     return _golden("transformers", demo_path(), prompts, result, _some(result.lists, 10))
@@ -158,7 +158,7 @@ def _answered(prompts: list[list[int]], folder: Path) -> list[list[int]]:
         asked = [ids[:length] for ids, length in zip(kept.lists, kept.prompt_lengths.tolist(), strict=True)]
         if kept.model_sha256 == sha256(demo_path()) and asked == prompts:
             return kept.lists
-    model = write_dequantised(demo_path(), folder / "demo-f32.gguf")
+    model = write_dequantized(demo_path(), folder / "demo-f32.gguf")
     return live.ask("transformers", model, prompts, f"--greedy={GREEDY_TOKENS}").lists
 
 

@@ -21,10 +21,10 @@ Matmul = Callable[[Floats, QTensor], Floats]
 Attention = Callable[[Floats, Floats, Floats], Floats]
 """From position 0: q (L, H, D) over k, v (L, KH, D) -> (L, H * D)."""
 
-QUANTISED: Matmul = reference.matmul
+QUANTIZED: Matmul = reference.matmul
 """Activations as bytes, as the kernels have them."""
 
-DEQUANTISED: Matmul = reference.matmul_dequantised
+DEQUANTIZED: Matmul = reference.matmul_dequantized
 """Activations as they are: what the blocks stand for, with nothing rounded on the way."""
 
 

@@ -3,13 +3,13 @@
     python oracle.py transformers MODEL JOB.npz OUT.npz [--greedy N] [--half-cache] [--yarn-trained N] [--adapter F]
     python oracle.py llama_cpp MODEL JOB.npz OUT.npz [--one-by-one] [--adapter F]
     python oracle.py rope OUT.npz
-    python oracle.py quantise MODEL OUT.gguf FILE_TYPE [IMPORTANCE.npz]
+    python oracle.py quantize MODEL OUT.gguf FILE_TYPE [IMPORTANCE.npz]
 
 Runs in a process of its own, by a Python that has `torch`, `transformers` and `gguf`, or `llama_cpp`; nothing of ours
-is imported. MODEL is a GGUF file, for transformers an unquantised one or a Hugging Face folder; F a folder of PEFT's,
+is imported. MODEL is a GGUF file, for transformers an unquantized one or a Hugging Face folder; F a folder of PEFT's,
 for which `peft` is needed, for llama.cpp a GGUF file.
 
-`quantise` makes a file of blocks by llama.cpp, of the type that it has this number; IMPORTANCE.npz holds mean squares
+`quantize` makes a file of blocks by llama.cpp, of the type that it has this number; IMPORTANCE.npz holds mean squares
 of the inputs of tensors by their names.
 
 `rope` writes the 3B's rotation frequencies as transformers computes them, plain and with YaRN.
@@ -166,7 +166,7 @@ def run_llama_cpp(
     return lists, np.concatenate(logits)
 
 
-def quantise(path: Path, out: Path, file_type: int, importance: Path | None) -> None:
+def quantize(path: Path, out: Path, file_type: int, importance: Path | None) -> None:
     import ctypes
 
     from llama_cpp import llama_cpp
@@ -223,14 +223,14 @@ def main() -> None:
             command.add_argument("--one-by-one", action="store_true", help="a batch for each token")
             command.add_argument("--adapter", type=Path, help="a GGUF adapter")
     commands.add_parser("rope").add_argument("out", type=Path)
-    command = commands.add_parser("quantise")
+    command = commands.add_parser("quantize")
     command.add_argument("model", type=Path)
     command.add_argument("out", type=Path)
     command.add_argument("file_type", type=int)
     command.add_argument("importance", type=Path, nargs="?")
     options = parser.parse_args()
-    if options.library == "quantise":
-        quantise(options.model, options.out, options.file_type, options.importance)
+    if options.library == "quantize":
+        quantize(options.model, options.out, options.file_type, options.importance)
         return
     if options.library == "rope":
         write_rope(options.out)

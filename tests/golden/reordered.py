@@ -1,6 +1,6 @@
 """The demo model with its channels in another order: the same function, and numbers that no blocks hold exactly.
 
-What was quantised once would come out of it unharmed, and a quantiser that is no good would not show. In that
+What was quantized once would come out of it unharmed, and a quantizer that is no good would not show. In that
 order each block holds numbers of many old blocks, each with a scale of its own.
 """
 
@@ -33,7 +33,7 @@ def write_reordered(source: Path, out: Path) -> Path:
         for key, value in facts.items():
             writer.add(key, value, file.metadata_types[key])
         for tensor in file.tensors.values():
-            values = tensor.dequantise().reshape(tensor.shape)
+            values = tensor.dequantize().reshape(tensor.shape)
             role = tensor.name.split(".")[-2]
             if role in READS_HIDDEN or role in ("token_embd", "attn_norm", "ffn_norm", "output_norm"):
                 values = values[..., orders[hidden]]

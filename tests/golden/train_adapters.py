@@ -2,7 +2,7 @@
 
     python tests/golden/train_adapters.py demo-f32.gguf tests/golden/trained_adapters.npz
 
-Needs torch and transformers, and the demo model with every tensor in F32 (`dequantised.write_dequantised`). Nothing of
+Needs torch and transformers, and the demo model with every tensor in F32 (`dequantized.write_dequantized`). Nothing of
 ours is imported but the oracle. What is kept are the halves that were trained, rows of q as a GGUF file has them, and
 for each what is said to it and what it was taught. Another machine's torch gives other numbers; the tests ask for
 nothing that depends on that.
@@ -79,13 +79,13 @@ def train(model: Any, ids: torch.Tensor, answer_at: int, seed: int) -> dict[str,
         pairs[layer, role] = owner, LowRank(getattr(owner, role), seed * 100 + layer)
         setattr(owner, role, pairs[layer, role][1])
     parameters = [p for _, pair in pairs.values() for p in (pair.a, pair.b)]
-    optimiser = torch.optim.Adam(parameters, lr=0.02)
+    optimizer = torch.optim.Adam(parameters, lr=0.02)
     for _ in range(STEPS):
         logits = model(ids[None]).logits[0, answer_at - 1 : -1]
         loss = torch.nn.functional.cross_entropy(logits, ids[answer_at:])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     print(f"{NAMES[seed]}: loss {loss.item():.3f}")
     kept = {}
     for (layer, role), (owner, pair) in pairs.items():

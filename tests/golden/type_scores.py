@@ -1,4 +1,4 @@
-"""The demo model in one block type, by llama.cpp's quantiser: how well its own answers score, ours and llama.cpp's.
+"""The demo model in one block type, by llama.cpp's quantizer: how well its own answers score, ours and llama.cpp's.
 
     python tests/golden/type_scores.py [TYPE ...] [--out benchmarks/results/type-scores.json]
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from golden import live
-from golden.dequantised import write_dequantised
+from golden.dequantized import write_dequantized
 from golden.store import Golden
 
 from notso import Engine
@@ -54,10 +54,10 @@ def score(name: str, folder: Path) -> TypeScore:
     """Make the file of this type in `folder` and judge it by both. Raises RuntimeError where llama.cpp fails."""
     floats = folder / "demo-f32.gguf"
     if not floats.exists():
-        write_dequantised(demo_path(), floats)
+        write_dequantized(demo_path(), floats)
     file, exact_file = folder / f"demo-{name}.gguf", folder / f"demo-{name}-f32.gguf"
     live.make_file(floats, file, name)
-    write_dequantised(file, exact_file)
+    write_dequantized(file, exact_file)
     chats = Golden.load("demo_q4_k_m")
     theirs = live.ask("llama_cpp", file, chats.lists).logits
     with Engine.load(file, kv="f16", threads=1) as engine:

@@ -46,7 +46,7 @@ void pack(const float* x, int64_t k, int64_t m, uint16_t* packed) {
 
 // A row's block of 256 to eight rows of 32 values, with a stride of a tile. A sub-block has sixteen values: a table of
 // them is rounded once and looked up.
-inline void dequantise(const uint8_t* block, uint16_t* to) {
+inline void dequantize(const uint8_t* block, uint16_t* to) {
   const ScaleBytes packed = unpack_scales(block + 4);
   alignas(32) float scales[8], mins[8];
   const auto eight = [](uint64_t bytes) {
@@ -114,7 +114,7 @@ void product(const uint8_t* weight, int64_t rows, int64_t k, const uint16_t* pac
         for (int64_t b = 0; b < depth / 256; b++) {
           const uint8_t* const block = weight + (row + r) * row_bytes + (at / 256 + b) * int64_t(sizeof(BlockQ4_K));
           prefetch_block(block + depth / 256 * int64_t(sizeof(BlockQ4_K)), sizeof(BlockQ4_K));
-          dequantise(block, n_tile + (r / 16 * steps + 8 * b) * kTile + r % 16 * 32);
+          dequantize(block, n_tile + (r / 16 * steps + 8 * b) * kTile + r % 16 * 32);
         }
       for (int64_t c = 0; c < m; c += 32)
         for (int64_t r = 0; r < count; r += 32)

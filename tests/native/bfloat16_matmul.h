@@ -1,4 +1,4 @@
-// Another way to multiply Q4_K by tiles, for comparison only: weights are dequantised to bfloat16, an N tile at a time,
+// Another way to multiply Q4_K by tiles, for comparison only: weights are dequantized to bfloat16, an N tile at a time,
 // and multiplied with bfloat16 activations, sums staying in float tiles. One rounding to 8 bits per weight and per
 // activation, no exact integers, not the bits of the other kernels.
 #pragma once

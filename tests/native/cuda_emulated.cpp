@@ -15,9 +15,9 @@ using cuda::emulated_device;
 using cuda::Places;
 using cuda::Pool;
 
-void quantize_q8k(const float* x, int64_t k, BlockQ8K* out) { cuda::launch_quantise(emulated_device(), x, 1, k, out); }
+void quantize_q8k(const float* x, int64_t k, BlockQ8K* out) { cuda::launch_quantize(emulated_device(), x, 1, k, out); }
 void quantize_q8x32(const float* x, int64_t k, BlockQ8x32* out) {
-  cuda::launch_quantise_by_32(emulated_device(), x, 1, k, out);
+  cuda::launch_quantize_by_32(emulated_device(), x, 1, k, out);
 }
 
 template <Format FORMAT>

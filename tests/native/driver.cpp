@@ -10,7 +10,7 @@
 
 #include "guarded.h"
 #include "ops/attention.h"
-#include "ops/dequantise.h"
+#include "ops/dequantize.h"
 #include "ops/matmul.h"
 #include "ops/packing.h"
 #include "ops/rope_table.h"
@@ -305,7 +305,7 @@ void bfloat16_case(Random& random) {
   kBfloat16MatmulEmulated.pack(x.data(), k, m, packed.data());
   kBfloat16MatmulEmulated.product(weight.data(), rows, k, packed.data(), m, y.data(), rows, scratch.data());
   for (int64_t n = 0; n < rows; n += random.from(1, 7)) {
-    dequantise_row(Format::Q4_K, weight.data() + n * bytes_per_row(Format::Q4_K, k), k, row.data());
+    dequantize_row(Format::Q4_K, weight.data() + n * bytes_per_row(Format::Q4_K, k), k, row.data());
     for (int64_t c = 0; c < m; c++) {
       double sum = 0, size = 0;
       for (int64_t i = 0; i < k; i++) {

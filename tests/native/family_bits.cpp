@@ -272,7 +272,7 @@ void slab_case(Format f, Random& random) {
   same_numbers(what, y.data(), expected.data(), m * rows);
 }
 
-void quantise_case(Random& random) {
+void quantize_case(Random& random) {
   const int64_t k = random.from(1, 1100), blocks = (k + 255) / 256;
   Guarded<float> x(k, random);
   fill_nasty(x, random);
@@ -380,7 +380,7 @@ void attention_case(CacheFormat format, Random& random) {
   same("attention, cache " + std::to_string(int(format)), out.data(), expected.data(), queries * dim);
 }
 
-// Every half as a float; every half's neighbours, and what lies half-way to the next one, as halves.
+// Every half as a float; every half's neighbors, and what lies half-way to the next one, as halves.
 void every_half() {
   constexpr int64_t all = 65536;
   std::vector<half> halves(all), rounded(all), as_expected(all);
@@ -421,7 +421,7 @@ void all_cases(uint64_t seed, uint64_t rounds) {
       if (has_packing(f)) slab_case(f, random);
     }
     for (int format = 0; format < kCacheFormats; format++) attention_case(CacheFormat(format), random);
-    quantise_case(random);
+    quantize_case(random);
     row_cases(random);
   }
 }

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "ops/dequantise.h"
+#include "ops/dequantize.h"
 #include "runtime/dispatch.h"
 
 using namespace qtensor;

@@ -7,7 +7,7 @@
 
 #include "blocks.h"
 #include "guarded.h"
-#include "ops/dequantise.h"
+#include "ops/dequantize.h"
 
 namespace qtensor {
 

@@ -132,8 +132,8 @@ const std::map<std::string, Kernel>& kernels() {
 #define K(name) {#name, kernel_of(name)}
 #define P(name) K(one_row_##name), K(small_m_##name##_8), K(small_m_##name##_16), K(large_m_##name)
   static const std::map<std::string, Kernel> all{
-      K(quantise),
-      K(quantise_by_32),
+      K(quantize),
+      K(quantize_by_32),
       P(q4_k),
       P(q5_k),
       P(q6_k),

@@ -1,6 +1,6 @@
 """The float operations of the kernels in numpy, in the order that native/kernel_table.h writes down: the same bits.
 
-`notso.qtensor.reference` has the twins of what is quantised; its float operations compute in float64 instead.
+`notso.qtensor.reference` has the twins of what is quantized; its float operations compute in float64 instead.
 Shapes: L rows, H query heads, KH heads of keys and values, D head dimension, S positions.
 """
 
@@ -60,7 +60,7 @@ def matmul(x: Floats, weight: QTensor) -> Floats:
     """x (L, K) times the transpose of weight (N, K)."""
     if not weight.format.is_float:
         return reference.matmul_q8k(x, weight)
-    numbers = blocks.dequantise(weight.format, weight.row_data())
+    numbers = blocks.dequantize(weight.format, weight.row_data())
     return chain(
         np.broadcast_to(numbers, (len(x), *numbers.shape)), np.broadcast_to(x[:, None], (len(x), *numbers.shape))
     )

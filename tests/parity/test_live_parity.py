@@ -2,7 +2,7 @@
 
 `make parity` runs them. A library is looked for in the environment of the tests, or in that of the Python which
 NOTSO_ORACLE_PYTHON names. NOTSO_DEMO_HF and NOTSO_DEMO_F32 name what the demo model was trained as: a Hugging Face
-folder, and its unquantised export.
+folder, and its unquantized export.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from golden import live
 from golden.adapters import golden_pairs, write_gguf
 from golden.compare import check_floats, check_half_cache, check_random_blocks, check_trained_blocks
-from golden.dequantised import write_dequantised
+from golden.dequantized import write_dequantized
 from golden.make_goldens import GOLDENS, GREEDY_TOKENS, demo_prompts
 from golden.random_models import RANDOM, YARN_CONTEXT, write_shapes_3b
 from golden.store import FOLDER, Golden, sha256
@@ -87,7 +87,7 @@ def test_an_adapter_and_peft(tmp_path: Path) -> None:
 def test_trained_weights_and_transformers(tmp_path: Path) -> None:
     require("transformers")
     fresh = GOLDENS["demo_f32"](tmp_path)
-    with Engine.load(write_dequantised(demo_path(), tmp_path / "ours.gguf"), kv="f16") as engine:
+    with Engine.load(write_dequantized(demo_path(), tmp_path / "ours.gguf"), kv="f16") as engine:
         check_floats(engine, fresh)
     assert same_as_kept("demo_f32", fresh)
 
@@ -106,7 +106,7 @@ def test_the_original_checkpoint_and_its_export() -> None:
         check_floats(engine, Golden.of("", sha256(export), prompts, said.lists, said.logits, everywhere))
 
 
-def test_quantised_trained_weights_and_llama_cpp(tmp_path: Path) -> None:
+def test_quantized_trained_weights_and_llama_cpp(tmp_path: Path) -> None:
     require("llama_cpp")
     require("transformers")  # it writes the answers that are compared
     with Engine.load(kv="f16") as engine:
@@ -139,7 +139,7 @@ def test_a_demo_model_of_each_block_type_and_llama_cpp(name: str, tmp_path: Path
     assert found.ours_kl < DIVERGENCE_BESIDE * found.theirs_kl
 
 
-def test_blocks_that_llama_cpp_quantises_today(tmp_path: Path) -> None:
+def test_blocks_that_llama_cpp_quantizes_today(tmp_path: Path) -> None:
     require("llama_cpp")
     live.make_blocks(tmp_path / "fresh.npz", TYPES)
     with np.load(FOLDER / "llama_cpp_blocks.npz") as kept, np.load(tmp_path / "fresh.npz") as fresh:

@@ -12,7 +12,7 @@ from notso.qtensor import CUDA, Q4_K, DeviceError, DeviceLostError, DeviceMemory
 from notso.qtensor.backends.cuda import driver
 
 RNG = np.random.default_rng(3)
-WEIGHT = QTensor.quantise(RNG.standard_normal((32, 256), np.float32), Q4_K, "w")
+WEIGHT = QTensor.quantize(RNG.standard_normal((32, 256), np.float32), Q4_K, "w")
 X = RNG.standard_normal((3, 256), np.float32)
 
 pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub

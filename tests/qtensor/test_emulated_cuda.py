@@ -60,7 +60,7 @@ def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path, part: str
 
 
 @pytest.mark.parametrize(
-    ("part", "test"), [("matmul", "test_a_column_does_not_know_its_neighbours"), ("attention", "test_against_numpy")]
+    ("part", "test"), [("matmul", "test_a_column_does_not_know_its_neighbors"), ("attention", "test_against_numpy")]
 )
 def test_a_missing_barrier_is_noticed(emulated_module: Path, part: str, test: str) -> None:
     """Threads take turns in another order at each launch. Else the tests above prove little."""

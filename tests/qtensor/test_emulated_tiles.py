@@ -108,7 +108,7 @@ def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "test"),
-    [("matmul", "test_a_column_does_not_know_its_neighbours"), ("attention_bytes", "test_prefill_gives_the_bits")],
+    [("matmul", "test_a_column_does_not_know_its_neighbors"), ("attention_bytes", "test_prefill_gives_the_bits")],
 )
 def test_a_row_too_few_in_the_tiles_is_noticed(emulated_module: Path, file: str, test: str) -> None:
     """What the hardware would do without a word. Else the tests above prove nothing."""
@@ -119,7 +119,7 @@ def test_a_row_too_few_in_the_tiles_is_noticed(emulated_module: Path, file: str,
 
 def test_shapes_that_do_not_fit_are_refused(emulated_module: Path) -> None:
     """What the hardware would answer with an invalid opcode."""
-    run = run_tests(emulated_module, str(TESTS / "test_kernels_matmul.py"), "-k", "neighbours", "-s", fault="uneven")
+    run = run_tests(emulated_module, str(TESTS / "test_kernels_matmul.py"), "-k", "neighbors", "-s", fault="uneven")
     assert run.returncode < 0 and re.search("emulated tiles: tdp.*differ in rows", run.stderr), run.stderr[-2000:]
 
 

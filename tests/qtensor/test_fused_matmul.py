@@ -27,7 +27,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[str]:
 def weight(format: Format, rows: int, cols: int, seed: int) -> QTensor:
     rng = np.random.default_rng(seed)
     if format == F32:
-        return QTensor.quantise(rng.standard_normal((rows, cols)).astype(np.float32) / 30, F32)
+        return QTensor.quantize(rng.standard_normal((rows, cols)).astype(np.float32) / 30, F32)
     blocks = random_blocks(format, rows * cols // format.block_values, rng, 0.03)
     return QTensor("w", format, (rows, cols), np.ascontiguousarray(blocks).reshape(-1))
 

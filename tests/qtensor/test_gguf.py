@@ -128,7 +128,7 @@ def test_what_the_gguf_package_writes_is_read(tmp_path: Path) -> None:
         assert got.pop("general.architecture") == "demo"
         assert got == {"n": 7, "x": 1.5, "yes": True, "s": "ü", "strings": ["a", "bc"], "numbers": [1, -2]}
         np.testing.assert_array_equal(file.tensors["f"].as_float32(), values)
-        np.testing.assert_allclose(file.tensors["q"].dequantise(), values, atol=511 / 127 / 2 + 0.1)
+        np.testing.assert_allclose(file.tensors["q"].dequantize(), values, atol=511 / 127 / 2 + 0.1)
 
 
 def test_tensors_and_metadata_outlive_the_file(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def load_all(path: Path) -> None:
         for value in file.metadata.values():
             assert isinstance(value, int | float | str | list)
         for tensor in file.tensors.values():
-            assert tensor.dequantise().shape == (tensor.rows, tensor.cols)
+            assert tensor.dequantize().shape == (tensor.rows, tensor.cols)
 
 
 def rejected_or_loaded(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Quantised matrix products: every kernel family equals the generic one bit for bit, and that one its numpy twin.
+"""Quantized matrix products: every kernel family equals the generic one bit for bit, and that one its numpy twin.
 
 The sizes are those where kernels of this kind have gone wrong: columns around register blocks, rows and inputs that
 leave remainders, one block, three, forty-three; minima that are not zero and columns that differ from one another.
@@ -24,7 +24,7 @@ from notso.qtensor.tensor import QTensor
 
 COLUMNS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 34, 48, 49, 64, 65, 97, 128, 129, 512)
 ROWS = (1, 3, 4, 5, 15, 16, 17, 31, 32, 33, 70)
-QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+QUANTIZED = [f for f in FORMATS.values() if not f.is_float]
 PLAIN = [f for f in FORMATS.values() if f.is_float]
 SUB_BLOCKS = (Q8_0, Q4_0, Q4_1)
 
@@ -34,7 +34,7 @@ FLOAT_SUM_TOLERANCE = 2e-6
 Make = Callable[..., QTensor]
 Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
 each_format = pytest.mark.parametrize("format", FORMATS.values(), ids=str)
-each_quantised = pytest.mark.parametrize("format", QUANTISED, ids=str)
+each_quantized = pytest.mark.parametrize("format", QUANTIZED, ids=str)
 
 
 def drawn(values: tuple[int, ...]) -> list[tuple[Format, int]]:
@@ -154,8 +154,8 @@ def test_float_rows_of_any_length(format: Format, make_weight: Make, every_famil
     for cols in (*range(1, 35), 47, 63, 65, 257):
         weight, x = make_weight(format, 5, cols, rng), activations(rng, 3, cols)
         result = every_family(lambda x=x, weight=weight: product(x, weight))
-        bound = np.abs(x) @ np.abs(weight.dequantise()).T
-        assert (np.abs(result - reference.matmul_dequantised(x, weight)) <= FLOAT_SUM_TOLERANCE * bound).all()
+        bound = np.abs(x) @ np.abs(weight.dequantize()).T
+        assert (np.abs(result - reference.matmul_dequantized(x, weight)) <= FLOAT_SUM_TOLERANCE * bound).all()
 
 
 @pytest.mark.parametrize(("format", "offset"), drawn((1, 2, 3, 7, 14, 31)), ids=str)
@@ -168,7 +168,7 @@ def test_weights_may_lie_anywhere(format: Format, offset: int, make_weight: Make
     np.testing.assert_array_equal(every_family(lambda: product(x, there)), expected)
 
 
-@each_quantised
+@each_quantized
 @pytest.mark.parametrize("kind", ["plain", "wild", "ones"])
 def test_equals_its_numpy_twin(format: Format, kind: str, make_weight: Make) -> None:
     rng = np.random.default_rng([11, format.ggml_type])
@@ -182,13 +182,13 @@ def test_float_weights_near_their_numpy_twin(format: Format, make_weight: Make) 
     rng = np.random.default_rng(format.ggml_type)
     for columns, rows, cols in ((1, 17, 768), (23, 33, 2048)):
         weight, x = make_weight(format, rows, cols, rng), activations(rng, columns, cols)
-        bound = np.abs(x) @ np.abs(weight.dequantise()).T
-        error = np.abs(product(x, weight) - reference.matmul_dequantised(x, weight))
+        bound = np.abs(x) @ np.abs(weight.dequantize()).T
+        error = np.abs(product(x, weight) - reference.matmul_dequantized(x, weight))
         assert (error <= FLOAT_SUM_TOLERANCE * bound).all()
 
 
 @each_format
-def test_a_column_does_not_know_its_neighbours(format: Format, make_weight: Make, every_family: Every) -> None:
+def test_a_column_does_not_know_its_neighbors(format: Format, make_weight: Make, every_family: Every) -> None:
     """Batched or alone, first or last: the bits of a column are the same (reliability DT1)."""
     rng = np.random.default_rng(format.ggml_type)
     weight, x = make_weight(format, 21, 768, rng), activations(rng, 23, 768)
@@ -225,7 +225,7 @@ def test_activations_that_are_not_ordinary(format: Format, make_weight: Make, ev
         np.testing.assert_array_equal(result, reference.matmul_q8k(x, weight))
 
 
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
+@pytest.mark.parametrize("format", QUANTIZED, ids=str)
 def test_extremes_do_not_overflow(format: Format, make_weight: Make, every_family: Every) -> None:
     """Largest integers everywhere: saturating byte instructions would show here."""
     for fill in (0x00, 0x7F, 0x80, 0xFF):

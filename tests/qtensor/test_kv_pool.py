@@ -52,7 +52,7 @@ def test_pools_of_several_layers_lie_one_behind_the_other() -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, RUN_BLOCKS, RUN_BLOCKS + 1, 3 * RUN_BLOCKS, 65, 1000])
-def test_no_two_blocks_share_a_byte_and_a_head_of_neighbours_lies_in_order(blocks: int) -> None:
+def test_no_two_blocks_share_a_byte_and_a_head_of_neighbors_lies_in_order(blocks: int) -> None:
     pool = ops.key_value_pool(blocks, 3, 16, "k4v3")
     start = pool.data.ctypes.data
     heads = np.array([[head.ctypes.data - start for head in pool.block(block)] for block in range(blocks)])
@@ -98,7 +98,7 @@ def test_memory_is_taken_on_first_use() -> None:
 
 
 def test_what_is_mostly_never_written_lies_on_small_pages() -> None:
-    """One block takes its own memory, and not that of its neighbours."""
+    """One block takes its own memory, and not that of its neighbors."""
     pool = ops.key_value_pool(64, 4, 128, "k8v8", large_pages=False)
     assert pool.nbytes > 2 * huge_pages.LARGE_BYTES
     before = resident_bytes()

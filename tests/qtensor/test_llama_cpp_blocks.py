@@ -1,4 +1,4 @@
-"""Blocks that llama.cpp quantised, read as llama.cpp reads them: by the twin and by the native module, bit for bit."""
+"""Blocks that llama.cpp quantized, read as llama.cpp reads them: by the twin and by the native module, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notso.qtensor.formats import FORMATS, FORMATS_BY_NAME, Format
 from notso.qtensor.reference import blocks
 from notso.qtensor.tensor import QTensor
 
-QUANTISED = [format for format in FORMATS.values() if not format.is_float]
+QUANTIZED = [format for format in FORMATS.values() if not format.is_float]
 
 FAR = 0.9
 """Root mean square of the error beside the numbers': ternary blocks have 0.8, a wrong layout has 1 and more."""
@@ -26,13 +26,13 @@ def golden() -> dict[str, npt.NDArray[np.generic]]:
 
 def test_every_format_is_there(golden: dict[str, npt.NDArray[np.generic]]) -> None:
     names = {name.partition(".")[0] for name in golden} - {"source", "importance"}
-    assert {FORMATS_BY_NAME[name] for name in names} == set(QUANTISED)
+    assert {FORMATS_BY_NAME[name] for name in names} == set(QUANTIZED)
 
 
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
+@pytest.mark.parametrize("format", QUANTIZED, ids=str)
 def test_values(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> None:
     packed, expected = golden[f"{format.name}.blocks"].astype(np.uint8), golden[f"{format.name}.values"]
-    np.testing.assert_array_equal(blocks.dequantise(format, packed), expected)
+    np.testing.assert_array_equal(blocks.dequantize(format, packed), expected)
     weight = QTensor("w", format, expected.shape, packed.reshape(-1))
     ids = np.arange(len(expected), dtype=np.int32)
     for family in kernel_choice.available_kernels():
@@ -42,8 +42,8 @@ def test_values(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> N
         np.testing.assert_array_equal(rows, expected, err_msg=family)
 
 
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
-def test_they_stand_for_what_was_quantised(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> None:
+@pytest.mark.parametrize("format", QUANTIZED, ids=str)
+def test_they_stand_for_what_was_quantized(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> None:
     """So that the golden file itself is no nonsense that both sides agree on."""
     source, values = golden["source"].astype(np.float64), golden[f"{format.name}.values"].astype(np.float64)
     weight = golden["importance"].astype(np.float64)

@@ -83,7 +83,7 @@ def in_turns(*weights: QTensor) -> list[PackedTensor]:
 def test_the_arena_packs_what_the_kernels_take(make_weight: Make) -> None:
     rng = np.random.default_rng(3)
     gate, up, low = (make_weight(Q4_K, rows, 512, rng) for rows in (160, 160, 40))
-    norm = QTensor.quantise(rng.standard_normal((1, 512)).astype(np.float32), F32)
+    norm = QTensor.quantize(rng.standard_normal((1, 512)).astype(np.float32), F32)
     for family in kernel_choice.available_kernels():
         kernel_choice.use_kernels(family)
         arena = HugePageArena(4 * gate.nbytes, 5)
@@ -122,6 +122,6 @@ def test_what_is_not_packed_is_refused(make_weight: Make) -> None:
     ):
         with pytest.raises(ops.OperandError):
             ops.matmul(x, PackedTensor("w", Q4_K, (70, 512), data, stride), out)
-    plain = QTensor.quantise(np.ones((70, 512), np.float32), F32)
+    plain = QTensor.quantize(np.ones((70, 512), np.float32), F32)
     with pytest.raises(ops.OperandError, match="not packed"):
         ops.matmul(x, PackedTensor("w", F32, (70, 512), plain.data, 1 << 20), out)

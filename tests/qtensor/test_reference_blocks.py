@@ -14,7 +14,7 @@ from notso.qtensor.reference.unpacked_blocks import grid
 
 ALL = list(FORMATS.values())
 
-# Root mean square error of quantising normal numbers, relative to their own, measured and rounded up. A layout mistake
+# Root mean square error of quantizing normal numbers, relative to their own, measured and rounded up. A layout mistake
 # gives 0.3 and more.
 ROUNDTRIP_ERROR = {
     F32: 0.0,
@@ -28,7 +28,7 @@ ROUNDTRIP_ERROR = {
     Q6_K: 0.02,
 }
 MADE = list(ROUNDTRIP_ERROR)
-QUANTISED = [f for f in MADE if not f.is_float]
+QUANTIZED = [f for f in MADE if not f.is_float]
 ONLY_READ = [f for f in ALL if f not in MADE]
 
 
@@ -55,10 +55,10 @@ def _scales(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("format", ALL, ids=str)
-def test_dequantise_equals_the_gguf_package(format: Format) -> None:
+def test_dequantize_equals_the_gguf_package(format: Format) -> None:
     raw = random_blocks(format, 4 * 300, seed=format.ggml_type).reshape(4, -1)
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(format.ggml_type))
-    got = blocks.dequantise(format, raw)
+    got = blocks.dequantize(format, raw)
     assert got.dtype == np.float32 and got.shape == (4, 300 * format.block_values)
     assert np.count_nonzero(got) > got.size // 2
     np.testing.assert_array_equal(got, expected)
@@ -74,7 +74,7 @@ def test_q4_k_by_hand() -> None:
     scales[9] = 7 | 9 << 4  # low nibbles of scale 5 and min 5
     raw[16 + 0] = 0xA0  # number 32: high nibble 10, sub-block 1
     raw[16 + 64 + 3] = 0xB0  # number 128 + 32 + 3: high nibble 11, sub-block 5
-    numbers = blocks.dequantise(Q4_K, raw)
+    numbers = blocks.dequantize(Q4_K, raw)
     assert numbers[32] == 0.5 * 63 * 10 - 0.25 * 17
     assert numbers[33] == -0.25 * 17
     assert numbers[163] == 0.5 * 39 * 11 - 0.25 * 57
@@ -87,14 +87,14 @@ def test_q6_k_by_hand() -> None:
     raw[192:208] = np.arange(16, dtype=np.int8).view(np.uint8) * 3
     raw[64 + 32 + 5] = 0xC0  # second half, quarter 3, l = 5: low nibble 12 from the high nibble
     raw[128 + 32 + 5] = 0x40  # ... and upper bits 1 at position 6
-    numbers = blocks.dequantise(Q6_K, raw)
+    numbers = blocks.dequantize(Q6_K, raw)
     assert numbers[128 + 96 + 5] == 2.0 * (3 * 14) * (12 + 16 - 32)
 
 
 @pytest.mark.parametrize("format", ONLY_READ, ids=str)
 def test_what_is_only_read_is_not_made(format: Format) -> None:
     with pytest.raises(OperandError, match=f"quantizing to {format.name} is not supported"):
-        blocks.quantise(format, np.zeros((1, 256), np.float32))
+        blocks.quantize(format, np.zeros((1, 256), np.float32))
 
 
 @pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ3_XXS", "IQ3_S"])
@@ -105,17 +105,17 @@ def test_grids_are_those_of_the_gguf_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("format", MADE, ids=str)
-def test_quantise_then_dequantise_is_near(format: Format) -> None:
+def test_quantize_then_dequantize_is_near(format: Format) -> None:
     rng = np.random.default_rng(1)
     x = (rng.standard_normal((7, 1024)) * 0.02 * 4.0 ** rng.integers(-3, 4, (7, 1))).astype(np.float32)
-    raw = blocks.quantise(format, x)
+    raw = blocks.quantize(format, x)
     assert raw.dtype == np.uint8 and raw.shape == (7, 1024 // format.block_values * format.block_bytes)
-    error = np.sqrt(np.square(blocks.dequantise(format, raw) - x).mean(axis=1) / np.square(x).mean(axis=1))
+    error = np.sqrt(np.square(blocks.dequantize(format, raw) - x).mean(axis=1) / np.square(x).mean(axis=1))
     assert error.max() <= ROUNDTRIP_ERROR[format]
 
 
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
-def test_quantise_edge_rows(format: Format) -> None:
+@pytest.mark.parametrize("format", QUANTIZED, ids=str)
+def test_quantize_edge_rows(format: Format) -> None:
     rows = np.zeros((7, 256), np.float32)
     rows[1] = 1.0
     rows[2] = -3.0
@@ -123,7 +123,7 @@ def test_quantise_edge_rows(format: Format) -> None:
     rows[4] = 1e-9  # below what a float16 scale can hold: becomes zero, not NaN
     rows[5] = np.linspace(0.5, 1.5, 256)
     rows[6] = 1e-38
-    got = blocks.dequantise(format, blocks.quantise(format, rows))
+    got = blocks.dequantize(format, blocks.quantize(format, rows))
     assert np.isfinite(got).all()
     np.testing.assert_array_equal(got[0], 0)
     np.testing.assert_allclose(got[[1, 2, 5]], rows[[1, 2, 5]], rtol=0.16)
@@ -132,55 +132,55 @@ def test_quantise_edge_rows(format: Format) -> None:
 
 
 @pytest.mark.parametrize("format", [Q4_0, Q4_1, Q8_0], ids=str)
-def test_quantise_is_as_good_as_the_gguf_package(format: Format) -> None:
+def test_quantize_is_as_good_as_the_gguf_package(format: Format) -> None:
     x = np.random.default_rng(2).standard_normal((20, 256)).astype(np.float32)
-    theirs = blocks.dequantise(format, gguf.quants.quantize(x, gguf.GGMLQuantizationType(format.ggml_type)))
-    ours = blocks.dequantise(format, blocks.quantise(format, x))
+    theirs = blocks.dequantize(format, gguf.quants.quantize(x, gguf.GGMLQuantizationType(format.ggml_type)))
+    ours = blocks.dequantize(format, blocks.quantize(format, x))
     assert np.square(ours - x).mean() <= 1.01 * np.square(theirs - x).mean()
 
 
 def test_bf16_rounds_as_the_gguf_package_does() -> None:
     x = np.random.default_rng(3).standard_normal((2, 4096)).astype(np.float32)
     x[0, :3] = [1.00390625, 1.01171875, -0.0]  # two ties and a zero with a sign
-    np.testing.assert_array_equal(blocks.quantise(BF16, x), gguf.quants.quantize(x, gguf.GGMLQuantizationType.BF16))
+    np.testing.assert_array_equal(blocks.quantize(BF16, x), gguf.quants.quantize(x, gguf.GGMLQuantizationType.BF16))
 
 
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
-def test_a_row_quantises_alike_alone_and_in_company(format: Format) -> None:
+@pytest.mark.parametrize("format", QUANTIZED, ids=str)
+def test_a_row_quantizes_alike_alone_and_in_company(format: Format) -> None:
     x = np.random.default_rng(4).standard_normal((2, blocks.CHUNK_VALUES + 512)).astype(np.float32)
-    together = blocks.quantise(format, x)
-    np.testing.assert_array_equal(together[1], blocks.quantise(format, x[1]))
-    np.testing.assert_array_equal(blocks.dequantise(format, together)[1], blocks.dequantise(format, together[1]))
+    together = blocks.quantize(format, x)
+    np.testing.assert_array_equal(together[1], blocks.quantize(format, x[1]))
+    np.testing.assert_array_equal(blocks.dequantize(format, together)[1], blocks.dequantize(format, together[1]))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("format", MADE, ids=str)
-def test_quantise_refuses_what_is_not_a_number(format: Format, bad: float) -> None:
+def test_quantize_refuses_what_is_not_a_number(format: Format, bad: float) -> None:
     x = np.ones((2, 256), np.float32)
     x[1, 200] = bad
     with pytest.raises(OperandError, match="NaN or infinity"):
-        blocks.quantise(format, x)
+        blocks.quantize(format, x)
 
 
-@pytest.mark.parametrize("format", [F16, BF16, *QUANTISED], ids=str)
-def test_quantise_refuses_what_is_too_large(format: Format) -> None:
+@pytest.mark.parametrize("format", [F16, BF16, *QUANTIZED], ids=str)
+def test_quantize_refuses_what_is_too_large(format: Format) -> None:
     x = np.full((1, 256), 3.4e38, np.float32)
     x[0, ::2] *= -1
     with pytest.raises(OperandError, match="too large"):
-        blocks.quantise(format, x)
+        blocks.quantize(format, x)
 
 
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
+@pytest.mark.parametrize("format", QUANTIZED, ids=str)
 def test_rows_of_part_blocks_are_refused(format: Format) -> None:
     with pytest.raises(OperandError):
-        blocks.quantise(format, np.zeros((2, format.block_values + 1), np.float32))
+        blocks.quantize(format, np.zeros((2, format.block_values + 1), np.float32))
     with pytest.raises(OperandError):
-        blocks.dequantise(format, np.zeros(format.block_bytes - 1, np.uint8))
+        blocks.dequantize(format, np.zeros(format.block_bytes - 1, np.uint8))
     with pytest.raises(OperandError):
-        blocks.dequantise(format, np.zeros(format.block_bytes, np.int8))
+        blocks.dequantize(format, np.zeros(format.block_bytes, np.int8))
 
 
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
+@pytest.mark.parametrize("format", QUANTIZED, ids=str)
 def test_scales_of_shows_a_bad_scale(format: Format) -> None:
     raw = random_blocks(format, 50, seed=5)
     assert np.isfinite(blocks.scales_of(format, raw)).all()
@@ -189,11 +189,11 @@ def test_scales_of_shows_a_bad_scale(format: Format) -> None:
     assert np.flatnonzero(~np.isfinite(blocks.scales_of(format, raw)).all(axis=1)).tolist() == [31]
 
 
-def test_dequantise_keeps_leading_sides_and_empty_arrays() -> None:
+def test_dequantize_keeps_leading_sides_and_empty_arrays() -> None:
     raw = random_blocks(Q8_0, 12, seed=6).reshape(2, 3, 68)
-    assert blocks.dequantise(Q8_0, raw).shape == (2, 3, 64)
-    assert blocks.dequantise(Q8_0, raw[:0]).shape == (0, 3, 64)
-    assert blocks.dequantise(F32, np.zeros((3, 0), np.uint8)).shape == (3, 0)
+    assert blocks.dequantize(Q8_0, raw).shape == (2, 3, 64)
+    assert blocks.dequantize(Q8_0, raw[:0]).shape == (0, 3, 64)
+    assert blocks.dequantize(F32, np.zeros((3, 0), np.uint8)).shape == (3, 0)
 
 
 # ---------------------------------------------------------------- activations
@@ -203,7 +203,7 @@ def test_q8k_by_hand() -> None:
     x = np.zeros((1, 512), np.float32)
     x[0, :4] = [127.0, -63.5, 2.5, 3.5]  # 2.5 and 3.5 are ties: to even
     x[0, 256:258] = [1e-31, -1e-31]  # a block too small to have a scale
-    d, q, bsums = blocks.quantise_q8k(x)
+    d, q, bsums = blocks.quantize_q8k(x)
     assert d.tolist() == [[1.0, 0.0]]
     assert q[0, 0, :5].tolist() == [127, -64, 2, 4, 0]
     assert not q[0, 1].any()
@@ -213,7 +213,7 @@ def test_q8k_by_hand() -> None:
 def test_q8k_properties() -> None:
     rng = np.random.default_rng(7)
     x = (rng.standard_normal((9, 768)) * 10.0 ** rng.integers(-20, 20, (9, 1))).astype(np.float32)
-    d, q, bsums = blocks.quantise_q8k(x)
+    d, q, bsums = blocks.quantize_q8k(x)
     assert (d.dtype, q.dtype, bsums.dtype) == (np.float32, np.int8, np.int16)
     assert np.abs(q.astype(int)).max(axis=2).min() == 127 and q.min() >= -127
     np.testing.assert_array_equal(bsums, q.astype(int).reshape(9, 3, 16, 16).sum(axis=3))
@@ -224,7 +224,7 @@ def test_q8k_properties() -> None:
 def test_q8k_marks_blocks_that_are_not_numbers() -> None:
     x = np.ones((3, 512), np.float32)
     x[0, 3], x[1, 300], x[2, 511] = np.nan, np.inf, -np.inf
-    d, q, bsums = blocks.quantise_q8k(x)
+    d, q, bsums = blocks.quantize_q8k(x)
     assert np.isnan(d).tolist() == [[True, False], [False, True], [False, True]]
     assert not q[np.isnan(d)].any() and not bsums[np.isnan(d)].any()
     assert q[0, 1].tolist() == [127] * 256
@@ -233,13 +233,13 @@ def test_q8k_marks_blocks_that_are_not_numbers() -> None:
 def test_q8x32_is_q8k_by_smaller_blocks() -> None:
     x = (np.random.default_rng(9).standard_normal((3, 512)) * np.geomspace(1e-3, 1e3, 512)).astype(np.float32)
     x[0, :32], x[1, 40], x[2, 100] = 1e-31, np.nan, np.inf
-    d, q = blocks.quantise_q8x32(x)
+    d, q = blocks.quantize_q8x32(x)
     assert (d.shape, d.dtype, q.shape, q.dtype) == ((3, 16), np.float32, (3, 16, 32), np.int8)
     assert np.argwhere(np.isnan(d)).tolist() == [[1, 1], [2, 3]] and d[0, 0] == 0 and not q[0, 0].any()
     for block in range(16):  # each as if it stood alone among zeros
         alone = np.zeros((3, 256), np.float32)
         alone[:, :32] = x[:, 32 * block : 32 * block + 32]
-        wide = blocks.quantise_q8k(alone)
+        wide = blocks.quantize_q8k(alone)
         np.testing.assert_array_equal(d[:, block], wide.d[:, 0])
         np.testing.assert_array_equal(q[:, block], wide.q[:, 0, :32])
 
@@ -247,16 +247,16 @@ def test_q8x32_is_q8k_by_smaller_blocks() -> None:
 @pytest.mark.parametrize("shape", [(256,), (2, 255), (1, 2, 256)])
 def test_q8k_refuses_other_shapes(shape: tuple[int, ...]) -> None:
     with pytest.raises(OperandError):
-        blocks.quantise_q8k(np.zeros(shape, np.float32))
+        blocks.quantize_q8k(np.zeros(shape, np.float32))
     with pytest.raises(OperandError):
-        blocks.quantise_q8k(np.zeros((1, 256), np.float64))
+        blocks.quantize_q8k(np.zeros((1, 256), np.float64))
     with pytest.raises(OperandError):
-        blocks.quantise_q8x32(np.zeros(shape, np.float32))
+        blocks.quantize_q8x32(np.zeros(shape, np.float32))
 
 
 @pytest.mark.parametrize("format", [Q4_K, Q5_K], ids=str)
 def test_super_block_scales_survive_packing(format: Format) -> None:
-    """Every combination of the six-bit fields' bits comes back, whatever the neighbours hold."""
+    """Every combination of the six-bit fields' bits comes back, whatever the neighbors hold."""
     rng = np.random.default_rng(8)
     scales, mins = rng.integers(0, 64, (2, 500, 8))
     raw = random_blocks(format, 500, seed=9)

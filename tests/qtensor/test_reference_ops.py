@@ -15,9 +15,9 @@ from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.reference.unpacked_blocks import UNPACK_32, UNPACK_256
 from notso.qtensor.tensor import QTensor
 
-QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+QUANTIZED = [f for f in FORMATS.values() if not f.is_float]
 
-# |matmul_q8k - matmul_dequantised| over |x| |w|: what rounding activations to 8 bits costs, measured 0.002, rounded up.
+# |matmul_q8k - matmul_dequantized| over |x| |w|: what rounding activations to 8 bits costs, measured 0.002, rounded up.
 ACTIVATION_ERROR = 0.004
 
 
@@ -29,7 +29,7 @@ def floats(*values: float) -> np.ndarray:
 
 
 def nearest_float32(exact: Fraction) -> np.float32:
-    """Round an exact number to float32 by looking at the neighbours of a first guess."""
+    """Round an exact number to float32 by looking at the neighbors of a first guess."""
     guess = np.float32(float(exact))
     around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
     return min(around, key=lambda f: (abs(Fraction(float(f)) - exact), int(f.view(np.uint32)) & 1))
@@ -64,18 +64,18 @@ def random_weight(format: Format, rows: int, cols: int, seed: int) -> QTensor:
     if format in UNPACK_32 or format in UNPACK_256:  # which are only read
         packed = random_blocks(format, rows * cols // format.block_values, rng)
         return QTensor("w", format, (rows, cols), packed.reshape(-1))
-    return QTensor.quantise((rng.standard_normal((rows, cols)) * 0.02).astype(np.float32), format, "w")
+    return QTensor.quantize((rng.standard_normal((rows, cols)) * 0.02).astype(np.float32), format, "w")
 
 
 def random_input(rows: int, cols: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
 
 
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
-def test_matmul_q8k_is_near_the_dequantised_product(format: Format) -> None:
+@pytest.mark.parametrize("format", QUANTIZED, ids=str)
+def test_matmul_q8k_is_near_the_dequantized_product(format: Format) -> None:
     x, weight = random_input(5, 1024, seed=2), random_weight(format, 70, 1024, seed=3)
-    got, wanted = ops.matmul_q8k(x, weight), ops.matmul_dequantised(x, weight)
-    sizes = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weight.dequantise(), axis=1)
+    got, wanted = ops.matmul_q8k(x, weight), ops.matmul_dequantized(x, weight)
+    sizes = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weight.dequantize(), axis=1)
     assert got.dtype == np.float32 and got.shape == (5, 70)
     assert (np.abs(got - wanted) / sizes).max() < ACTIVATION_ERROR
     assert np.corrcoef(got.ravel(), wanted.ravel())[0, 1] > 0.9999
@@ -85,12 +85,12 @@ def scalar_fma(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
     return np.float32(ops.fma(np.array([a]), np.array([b]), np.array([c]))[0])
 
 
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
+@pytest.mark.parametrize("format", QUANTIZED, ids=str)
 def test_matmul_q8k_one_number_at_a_time(format: Format) -> None:
     """The same sums as scalar loops over one row, written from the blocks' definitions alone."""
     x, weight = random_input(1, 512, seed=4), random_weight(format, 3, 512, seed=5)
-    dx, qx, bsums = (part[0] for part in blocks.quantise_q8k(x))
-    fine_d, fine_q = (part[0] for part in blocks.quantise_q8x32(x))
+    dx, qx, bsums = (part[0] for part in blocks.quantize_q8k(x))
+    fine_d, fine_q = (part[0] for part in blocks.quantize_q8x32(x))
     per_block = 256 // format.block_values
     for row in range(3):
         acc = np.float32(0)
@@ -138,7 +138,7 @@ def test_matmul_q8k_largest_integers() -> None:
     assert ops.matmul_q8k(x, weight)[0, 0] == -128 * 31 * 127 * 256
 
 
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
+@pytest.mark.parametrize("format", QUANTIZED, ids=str)
 def test_matmul_q8k_chunks_and_rows_change_nothing(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = random_input(3, 256, seed=6), random_weight(format, 40, 256, seed=7)
     whole = ops.matmul_q8k(x, weight)
@@ -157,14 +157,14 @@ def test_matmul_q8k_shows_a_broken_activation_in_its_row_only() -> None:
 @pytest.mark.parametrize("format", [F32, F16, BF16], ids=str)
 def test_matmul_of_float_formats(format: Format) -> None:
     x, weight = random_input(4, 100, seed=10), random_weight(format, 6, 100, seed=11)
-    wanted = x.astype(np.float64) @ weight.dequantise().astype(np.float64).T
+    wanted = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
     np.testing.assert_allclose(ops.matmul(x, weight), wanted, rtol=1e-6, atol=1e-7)
     with pytest.raises(OperandError):
         ops.matmul_q8k(x, weight)
 
 
 def test_matmul_by_hand() -> None:
-    weight = QTensor.quantise(np.array([[1, 2], [3, 4], [5, 6]], np.float32), F32)
+    weight = QTensor.quantize(np.array([[1, 2], [3, 4], [5, 6]], np.float32), F32)
     assert ops.matmul(np.array([[1, 10]], np.float32), weight).tolist() == [[21, 43, 65]]
 
 
@@ -181,7 +181,7 @@ def test_matmul_refuses_wrong_inputs() -> None:
 def test_embedding_rows(format: Format) -> None:
     weight = random_weight(format, 9, 256, seed=14)
     ids = np.array([8, 0, 0, 3])
-    np.testing.assert_array_equal(ops.embedding_rows(weight, ids), weight.dequantise()[ids])
+    np.testing.assert_array_equal(ops.embedding_rows(weight, ids), weight.dequantize()[ids])
     for bad in ([9], [-1], [[0]]):
         with pytest.raises(OperandError):
             ops.embedding_rows(weight, np.array(bad))

@@ -16,7 +16,7 @@ def test_random_blocks_look_like_weights(format: Format, std: float) -> None:
     count = 2000 if format.block_values > 1 else 50000
     packed = random_blocks(format, count, np.random.default_rng(1), std)
     assert packed.shape == (count, format.block_bytes) and packed.dtype == np.uint8
-    numbers = blocks.dequantise(format, packed)
+    numbers = blocks.dequantize(format, packed)
     assert np.isfinite(numbers).all()
     assert numbers.std() == pytest.approx(std, rel=0.15)
     assert abs(numbers.mean()) < 0.05 * std

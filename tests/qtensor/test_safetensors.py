@@ -38,9 +38,9 @@ def test_tensors_by_name(tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.safetensors", header, VALUES.tobytes() + halves.tobytes())
     with SafetensorsFile(path) as file:
         assert set(file.tensors) == {"half", "whole"}
-        np.testing.assert_array_equal(file.tensors["whole"].dequantise(), VALUES)
-        np.testing.assert_array_equal(file.tensors["whole"].dequantise(1, 2), VALUES[1:2])
-        np.testing.assert_array_equal(file.tensors["half"].dequantise(), halves.astype(np.float32).reshape(1, -1))
+        np.testing.assert_array_equal(file.tensors["whole"].dequantize(), VALUES)
+        np.testing.assert_array_equal(file.tensors["whole"].dequantize(1, 2), VALUES[1:2])
+        np.testing.assert_array_equal(file.tensors["half"].dequantize(), halves.astype(np.float32).reshape(1, -1))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
     try:
         with SafetensorsFile(path) as file:
             for tensor in file.tensors.values():
-                assert tensor.dequantise().size == np.prod(tensor.shape)
+                assert tensor.dequantize().size == np.prod(tensor.shape)
     except SafetensorsError as error:
         assert "\n" not in str(error)

@@ -1,4 +1,4 @@
-"""The native code under address, undefined-behaviour and thread sanitizers, without Python: tests/native/driver.cpp.
+"""The native code under address, undefined-behavior and thread sanitizers, without Python: tests/native/driver.cpp.
 
 A few seconds here, once the driver is built (half a minute, kept in build/); `make sanitize` runs it for long.
 """

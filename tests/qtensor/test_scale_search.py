@@ -20,7 +20,7 @@ def numbers(seed: int, *shape: int) -> np.ndarray:
 
 
 def error(format: Format, x: np.ndarray, importance: np.ndarray | None, judged_by: np.ndarray) -> float:
-    made = blocks.dequantise(format, blocks.quantise(format, x, importance))
+    made = blocks.dequantize(format, blocks.quantize(format, x, importance))
     return float((judged_by * np.square(made - x)).sum(dtype=np.float64))
 
 
@@ -51,21 +51,21 @@ def test_importance_belongs_to_columns_and_its_size_is_nothing(format: Format) -
     """Rows of several super-blocks, in pieces that begin anywhere."""
     x = numbers(4, 3 * blocks.SEARCHED_VALUES // 768 + 1, 768)
     importance = np.random.default_rng(5).lognormal(0, 1, 768).astype(np.float32)
-    together = blocks.quantise(format, x, importance)
+    together = blocks.quantize(format, x, importance)
     for row in (0, len(x) // 2, len(x) - 1):
-        np.testing.assert_array_equal(together[row], blocks.quantise(format, x[row], importance))
-    np.testing.assert_array_equal(together, blocks.quantise(format, x, importance * np.float32(4)))
-    same = blocks.quantise(format, x, np.full(768, 7, np.float32))
-    np.testing.assert_array_equal(same, blocks.quantise(format, x))
-    np.testing.assert_array_equal(same, blocks.quantise(format, x, np.zeros(768, np.float32)))
+        np.testing.assert_array_equal(together[row], blocks.quantize(format, x[row], importance))
+    np.testing.assert_array_equal(together, blocks.quantize(format, x, importance * np.float32(4)))
+    same = blocks.quantize(format, x, np.full(768, 7, np.float32))
+    np.testing.assert_array_equal(same, blocks.quantize(format, x))
+    np.testing.assert_array_equal(same, blocks.quantize(format, x, np.zeros(768, np.float32)))
 
 
 def test_formats_without_a_search_take_no_notice() -> None:
     x = numbers(6, 4, 256)
-    np.testing.assert_array_equal(blocks.quantise(Q8_0, x, np.arange(256, dtype=np.float32)), blocks.quantise(Q8_0, x))
+    np.testing.assert_array_equal(blocks.quantize(Q8_0, x, np.arange(256, dtype=np.float32)), blocks.quantize(Q8_0, x))
 
 
 @pytest.mark.parametrize("bad", [np.ones(255), np.full(256, np.nan), np.full(256, np.inf), np.full(256, -1.0)])
 def test_what_is_no_importance_is_refused(bad: np.ndarray) -> None:
     with pytest.raises(OperandError, match="importance must have 256 finite"):
-        blocks.quantise(Q4_K, numbers(7, 2, 256), bad.astype(np.float32))
+        blocks.quantize(Q4_K, numbers(7, 2, 256), bad.astype(np.float32))

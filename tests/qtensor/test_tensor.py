@@ -15,28 +15,28 @@ def numbers(*shape: int) -> np.ndarray:
 
 
 def test_sizes() -> None:
-    tensor = QTensor.quantise(numbers(2, 3, 512), Q4_K, "w")
+    tensor = QTensor.quantize(numbers(2, 3, 512), Q4_K, "w")
     assert (tensor.rows, tensor.cols, tensor.row_bytes, tensor.nbytes) == (6, 512, 288, 1728)
-    one = QTensor.quantise(numbers(64), Q8_0)
+    one = QTensor.quantize(numbers(64), Q8_0)
     assert (one.rows, one.cols) == (1, 64)
 
 
 def test_row_data_is_a_view() -> None:
-    tensor = QTensor.quantise(numbers(4, 256), Q4_K)
+    tensor = QTensor.quantize(numbers(4, 256), Q4_K)
     assert np.shares_memory(tensor.row_data(1, 3), tensor.data)
     assert tensor.row_data(1, 3).shape == (2, 144)
     assert tensor.row_data(4, 4).shape == (0, 144)
 
 
-def test_dequantise_part_of_the_rows() -> None:
-    tensor = QTensor.quantise(numbers(5, 256), Q8_0)
-    np.testing.assert_array_equal(tensor.dequantise(2, 4), tensor.dequantise()[2:4])
-    np.testing.assert_allclose(tensor.dequantise(), numbers(5, 256), atol=0.02)
+def test_dequantize_part_of_the_rows() -> None:
+    tensor = QTensor.quantize(numbers(5, 256), Q8_0)
+    np.testing.assert_array_equal(tensor.dequantize(2, 4), tensor.dequantize()[2:4])
+    np.testing.assert_allclose(tensor.dequantize(), numbers(5, 256), atol=0.02)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 6), (6, 6)])
 def test_rows_outside_are_refused(start: int, stop: int) -> None:
-    tensor = QTensor.quantise(numbers(5, 256), Q8_0)
+    tensor = QTensor.quantize(numbers(5, 256), Q8_0)
     with pytest.raises(OperandError):
         tensor.row_data(start, stop)
 
@@ -70,10 +70,10 @@ def test_as_float32_copies_only_what_is_unaligned() -> None:
     np.testing.assert_array_equal(apart, values)
     assert apart.flags.aligned
     with pytest.raises(OperandError):
-        QTensor.quantise(numbers(256), Q8_0).as_float32()
+        QTensor.quantize(numbers(256), Q8_0).as_float32()
 
 
-def test_quantise_refuses_nothing_at_all() -> None:
+def test_quantize_refuses_nothing_at_all() -> None:
     for empty in (np.zeros(0, np.float32), np.zeros((0, 256), np.float32), np.float32(1)):
         with pytest.raises(OperandError):
-            QTensor.quantise(empty, Q8_0)
+            QTensor.quantize(empty, Q8_0)

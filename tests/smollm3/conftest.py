@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from golden.dequantised import write_dequantised
+from golden.dequantized import write_dequantized
 from golden.random_models import RANDOM
 from smollm3.kv.block_folder import Open, opening
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -140,8 +140,8 @@ def random_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_f32_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with every tensor dequantised."""
-    return write_dequantised(demo_path(), tmp_path_factory.mktemp("demo") / "demo-f32.gguf")
+    """The demo model with every tensor dequantized."""
+    return write_dequantized(demo_path(), tmp_path_factory.mktemp("demo") / "demo-f32.gguf")
 
 
 @pytest.fixture(scope="session")

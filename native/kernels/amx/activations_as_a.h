@@ -199,7 +199,7 @@ struct ActivationsAsA {
       for (int i = 0; i < 4; i++) four[half][i] = _mm512_load_si512(from + (4 * half + i) * row_stride);
       turn_fours(four[half]);
     }
-    for (int k = 0; k < 4; k += 2) {  // two neighbouring parts are a vector of y
+    for (int k = 0; k < 4; k += 2) {  // two neighboring parts are a vector of y
       const __m512i a = _mm512_shuffle_i32x4(four[0][k], four[1][k], 0x44);
       const __m512i b = _mm512_shuffle_i32x4(four[0][k + 1], four[1][k + 1], 0x44);
       const __m512i r = _mm512_shuffle_i32x4(four[0][k], four[1][k], 0xee);

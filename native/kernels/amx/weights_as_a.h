@@ -199,9 +199,9 @@ struct SignedPlanes {
       const __m512i scales =
           _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockQ6_K, scales))));
       const __m512i scale = _mm512_shuffle_epi8(scales, order);
-      const __m512i centred = _mm512_sub_epi8(Q6_K512::part<PART>(block), middle);
-      const __m512i even = _mm512_mulhi_epi16(_mm512_slli_epi16(centred, 8), scale);
-      const __m512i odd = _mm512_mulhi_epi16(_mm512_and_si512(centred, upper), scale);
+      const __m512i centered = _mm512_sub_epi8(Q6_K512::part<PART>(block), middle);
+      const __m512i even = _mm512_mulhi_epi16(_mm512_slli_epi16(centered, 8), scale);
+      const __m512i odd = _mm512_mulhi_epi16(_mm512_and_si512(centered, upper), scale);
       _mm512_store_si512(to.high[PART][row + r], _mm512_mask_blend_epi8(odd_bytes, _mm512_srli_epi16(even, 8), odd));
       _mm512_store_si512(to.low[PART][row + r], _mm512_mask_blend_epi8(odd_bytes, even, _mm512_slli_epi16(odd, 8)));
     }

@@ -1,4 +1,4 @@
-// Formats in blocks of 32, four neighbouring blocks of a row at a time: a block in each 128-bit lane, its weights 0..15
+// Formats in blocks of 32, four neighboring blocks of a row at a time: a block in each 128-bit lane, its weights 0..15
 // in one register and 16..31 in another, as unsigned bytes `offset` above what they stand for.
 #pragma once
 

@@ -1,7 +1,7 @@
 // K-quants with sixteen rows of the weight in the lanes, for row_lanes.h: how headers and values of a block are taken
 // apart, and how a batch row is packed for them.
 //
-// A dword of a row goes to two neighbouring lanes, for two groups of values that have a scale each: A and B, the lower
+// A dword of a row goes to two neighboring lanes, for two groups of values that have a scale each: A and B, the lower
 // and the upper nibbles of the same bytes. Of Q4_K and Q5_K these are two sub-blocks of 32 that follow one another, of
 // Q6_K two groups of 16, 64 values apart. So one shuffle of what was loaded makes both.
 #pragma once
@@ -73,7 +73,7 @@ QTENSOR_INLINE __m512i with_high_bits(__m512i nibbles, __m512i high, __m512i tur
 constexpr int kLaneChunks = 8;
 
 // A kind of formats: what a batch row is packed to, how many pairs of groups a block has, and lines of memory, if those
-// are left to its neighbours that it shares with them. pack() returns magnitudes, whose largest becomes `largest`.
+// are left to its neighbors that it shares with them. pack() returns magnitudes, whose largest becomes `largest`.
 struct LanesWithMins {
   using Kind = LanesWithMins;
   using BatchRow = LaneBatchSums;

@@ -21,7 +21,7 @@
 namespace qtensor {
 namespace {
 
-// A format: where bytes from k on stand, eight of which are neighbours, whether they hold their scale, and how many
+// A format: where bytes from k on stand, eight of which are neighbors, whether they hold their scale, and how many
 // scales a sub-block has. What computes knows its Layout alone, which several formats may have.
 template <class Block>
 struct Rows256 : Folded<Block> {

@@ -1,4 +1,4 @@
-// Dot products of quantised blocks in plain C++, written to be read: the oracle of the other instruction sets.
+// Dot products of quantized blocks in plain C++, written to be read: the oracle of the other instruction sets.
 #pragma once
 
 #include <cstdint>

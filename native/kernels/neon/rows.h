@@ -1,4 +1,4 @@
-// What the NEON kernels of quantised weights build on: headers of four rows at a time, products of bytes, reductions.
+// What the NEON kernels of quantized weights build on: headers of four rows at a time, products of bytes, reductions.
 #pragma once
 
 #include <arm_neon.h>

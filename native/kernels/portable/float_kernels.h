@@ -345,7 +345,7 @@ void attention(const AttentionTask& t) {
     for (int64_t i = 0; i < t.queries;) {
       const int64_t seen = t.limits[i] - before;
       const int64_t count = seen < kTilePositions ? seen : kTilePositions;
-      int64_t run = 1;  // neighbours that see the same part of the tile go together
+      int64_t run = 1;  // neighbors that see the same part of the tile go together
       while (run < kQueryGroup && i + run < t.queries) {
         const int64_t next = t.limits[i + run] - before;
         if ((next < kTilePositions ? next : kTilePositions) != count) break;

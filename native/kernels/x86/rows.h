@@ -77,7 +77,7 @@ inline void prefetch_block(const uint8_t* p, int64_t bytes) {
 // Which four rows of a work item are read together, block by block, and how memory is asked for later ones. Intel's
 // processors fetch ahead by themselves, page by page and some twenty lines in each: there every row is taken from
 // another quarter of the item, so that four pages are read at a time, each in order, and lines are asked for shortly
-// before their turn, into the first cache. Elsewhere the rows are neighbours, and every line is asked for in the order
+// before their turn, into the first cache. Elsewhere the rows are neighbors, and every line is asked for in the order
 // of memory, the four rows and 8 KiB ahead, into the second cache. Figures: docs/kernels/gemv.md.
 inline bool reads_quarters() { return __builtin_cpu_is("intel"); }
 

@@ -152,7 +152,7 @@ def _line_reader(conversation: Conversation) -> ReadLine:
         completer=commands,
         complete_while_typing=True,
         bottom_toolbar=conversation.status_line,
-        color_depth=None if terminal.has_colour(sys.stdout) else ColorDepth.DEPTH_1_BIT,
+        color_depth=None if terminal.has_color(sys.stdout) else ColorDepth.DEPTH_1_BIT,
     )
     return lambda prompt: session.prompt(prompt, enable_suspend=True)
 

@@ -42,7 +42,7 @@ def list_models(
                     "name": model.name,
                     "path": str(model.path),
                     "size_bytes": model.size_bytes,
-                    "quantisation": model.quantisation,
+                    "quantization": model.quantization,
                     "where": model.where,
                     "verified": model.verified,
                 }
@@ -51,7 +51,7 @@ def list_models(
         )
         return
     rows = [
-        [m.name, m.quantisation or "-", terminal.gigabytes(m.size_bytes), m.where, m.verified, str(m.path)]
+        [m.name, m.quantization or "-", terminal.gigabytes(m.size_bytes), m.where, m.verified, str(m.path)]
         for m in models
     ]
     for line in terminal.columns([["name", "type", "size", "where", "verified", "path"], *rows], right=(2,)):

@@ -68,7 +68,7 @@ class MessagePrinter:
         if not self._in_reasoning:
             piece = piece.lstrip("\n")
             self._in_reasoning = bool(piece)
-            if piece and not terminal.has_colour(self._err):
+            if piece and not terminal.has_color(self._err):
                 piece = f"{_THINKING}\n{piece}"
         self._err.write(terminal.styled(terminal.harmless(piece), "dim", self._err) if piece else "")
         self._err.flush()
@@ -80,7 +80,7 @@ class MessagePrinter:
 
     def close_reasoning(self) -> None:
         if self._in_reasoning:
-            mark = "" if terminal.has_colour(self._err) else f"\n{_END_OF_THINKING}"
+            mark = "" if terminal.has_color(self._err) else f"\n{_END_OF_THINKING}"
             self._err.write(mark + ("\n\n" if terminal.is_terminal(self._err) else "\n"))
             self._err.flush()
             self._in_reasoning = False
@@ -150,7 +150,7 @@ class MarkdownPrinter(MessagePrinter):
         super().__init__(show_reasoning=show_reasoning)
         from rich.console import Console
 
-        self._console = Console(file=sys.stdout, highlight=False, no_color=not terminal.has_colour(sys.stdout))
+        self._console = Console(file=sys.stdout, highlight=False, no_color=not terminal.has_color(sys.stdout))
         self._growing = ""
         self._live: Live | None = None
 

@@ -50,7 +50,7 @@ def quantize(
     text = None
     if imatrix_text is not None:
         text = imatrix_text.name, options.read_text(imatrix_text, "--imatrix-text")
-    from notso.smollm3.conversion.quantiser import quantise as make
+    from notso.smollm3.conversion.quantizer import quantize as make
 
     with ExitStack() as bars:
         shown: dict[str, terminal.Progress] = {}

@@ -73,12 +73,12 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty()
 
 
-def has_colour(stream: TextIO) -> bool:
+def has_color(stream: TextIO) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
 def styled(text: str, style: Style, stream: TextIO) -> str:
-    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if has_colour(stream) else text
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if has_color(stream) else text
 
 
 def say(text: str) -> None:
@@ -139,12 +139,12 @@ def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progr
 @contextlib.contextmanager
 def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
     """Show a spinner, which the yielded callable stops."""
-    if silent or not has_colour(sys.stderr):
+    if silent or not has_color(sys.stderr):
         yield lambda: None
         return
     from rich.console import Console
 
-    status = Console(stderr=True, highlight=False, no_color=not has_colour(sys.stderr)).status(what)
+    status = Console(stderr=True, highlight=False, no_color=not has_color(sys.stderr)).status(what)
     status.start()
     try:
         yield status.stop
@@ -191,7 +191,7 @@ def _bar(in_bytes: bool) -> Iterator[Progress]:
         shown += [bars.DownloadColumn(), bars.TransferSpeedColumn()]
     else:
         shown += [bars.MofNCompleteColumn()]
-    console = Console(stderr=True, highlight=False, no_color=not has_colour(sys.stderr))
+    console = Console(stderr=True, highlight=False, no_color=not has_color(sys.stderr))
     with bars.Progress(*shown, bars.TimeRemainingColumn(), console=console, transient=True) as bar:
         tasks: dict[str, bars.TaskID] = {}
 

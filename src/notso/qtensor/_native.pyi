@@ -1,5 +1,5 @@
 """
-Kernels over quantised tensors. Use the ops of the backend, which explain errors before they arise here.
+Kernels over quantized tensors. Use the ops of the backend, which explain errors before they arise here.
 """
 
 from collections.abc import Sequence
@@ -200,4 +200,4 @@ def pack_weight(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order=
     Packs a weight into slabs that begin slab_stride bytes after one another; leaves what lies between.
     """
 
-def dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], format: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
+def dequantize(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], format: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...

@@ -61,9 +61,9 @@ class QTensor:
             raise OperandError(f"tensor {self.name!r}: rows {start}..{stop} are outside 0..{self.rows}")
         return self.data[start * self.row_bytes : stop * self.row_bytes].reshape(stop - start, self.row_bytes)
 
-    def dequantise(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+    def dequantize(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
         """Return rows start..stop-1 as (rows, cols) float32. Raises OperandError."""
-        return blocks.dequantise(self.format, self.row_data(start, stop))
+        return blocks.dequantize(self.format, self.row_data(start, stop))
 
     def as_float32(self) -> npt.NDArray[np.float32]:
         """Return an F32 tensor's array, without copying if aligned. Raises OperandError."""
@@ -73,19 +73,19 @@ class QTensor:
         return np.require(values, np.float32, ["C", "A"]).reshape(self.shape)
 
     @classmethod
-    def quantise(
+    def quantize(
         cls,
         values: npt.NDArray[np.float32],
         format: Format,
         name: str = "",
         importance: npt.NDArray[np.float32] | None = None,
     ) -> QTensor:
-        """Quantize float32 `values`. Raises OperandError as `blocks.quantise`."""
+        """Quantize float32 `values`. Raises OperandError as `blocks.quantize`."""
         array = np.asarray(values, np.float32)
         if array.ndim < 1 or array.size == 0:
             raise OperandError(f"tensor {name!r}: shape {array.shape} has no dimension, or one of size 0")
         try:
-            packed = blocks.quantise(format, array.reshape(-1, array.shape[-1]), importance)
+            packed = blocks.quantize(format, array.reshape(-1, array.shape[-1]), importance)
         except OperandError as error:
             if not name:
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from golden.dequantised import write_dequantised
+from golden.dequantized import write_dequantized
 
 from notso import Engine
 from notso.qtensor.backends.cpu import kernel_choice
@@ -27,7 +27,7 @@ def test_every_family_and_number_of_threads_has_the_same(tmp_path: Path) -> None
     finally:
         kernel_choice.use_kernels(before)
     assert len(found) == 1 and found == {of(demo_path(), threads=2)}
-    assert {of(write_dequantised(demo_path(), tmp_path / "f32.gguf"))}.isdisjoint(found)
+    assert {of(write_dequantized(demo_path(), tmp_path / "f32.gguf"))}.isdisjoint(found)
 
 
 def test_of_an_answer() -> None:

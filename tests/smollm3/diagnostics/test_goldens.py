@@ -56,7 +56,7 @@ def in_format(source: Path, path: Path, format: Format) -> Path:
         for key, value in file.metadata.items():
             writer.add(key, value, file.metadata_types[key])
         for tensor in file.tensors.values():
-            made = QTensor.quantise(tensor.dequantise(), format if len(tensor.shape) == 2 else F32)
+            made = QTensor.quantize(tensor.dequantize(), format if len(tensor.shape) == 2 else F32)
             writer.add_tensor(tensor.name, tensor.shape, made.format, made.data)
     return path
 
@@ -101,7 +101,7 @@ WIDE = {"hidden": 512, "ffn": 768, "heads": 8, "kv_heads": 2, "head_dim": 64, "v
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model whose rows can be quantised, in F32, and what it computes."""
+    """A model whose rows can be quantized, in F32, and what it computes."""
     folder = tmp_path_factory.mktemp("wide")
     path = written(folder / "f32.gguf", **WIDE)
     cases = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.dequantised import write_dequantised
+from golden.dequantized import write_dequantized
 
 from notso import Engine
 from notso.smollm3.diagnostics.perplexity import divergence, perplexity
@@ -21,8 +21,8 @@ TEXT = "The sky is blue because light of short waves is scattered more. Two and 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
-    """The demo model, and its weights without quantised arithmetic."""
-    exact = write_dequantised(demo_path(), tmp_path_factory.mktemp("demo") / "f32.gguf")
+    """The demo model, and its weights without quantized arithmetic."""
+    exact = write_dequantized(demo_path(), tmp_path_factory.mktemp("demo") / "f32.gguf")
     with (
         Engine.load(demo_path(), context_tokens=WINDOW, kv="f16") as demo,
         Engine.load(exact, context_tokens=WINDOW, kv="f16") as base,

@@ -82,7 +82,7 @@ def test_a_small_file_is_whole_and_sound(tmp_path: Path, words: dict[str, Any]) 
             SyntheticShape(**SMALL)
         )
         for tensor in file.tensors.values():
-            numbers = tensor.dequantise()
+            numbers = tensor.dequantize()
             assert np.isfinite(numbers).all()
             if len(tensor.shape) == 1:
                 assert numbers.mean() == pytest.approx(1, abs=0.05)

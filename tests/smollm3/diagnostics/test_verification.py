@@ -18,7 +18,7 @@ from notso.qtensor.tensor import QTensor
 from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.diagnostics.verification import (
     FLOAT_TOLERANCE,
-    QUANTISED_TOLERANCE,
+    QUANTIZED_TOLERANCE,
     check_tensor,
     verify_file,
     verify_tensors,
@@ -47,7 +47,7 @@ def test_sound_tensors_of_every_format_pass(format: Format, cols: int) -> None:
         check = check_tensor(random_tensor(format, rows, cols, seed=rows))
         assert check.problem is None
         assert check.rows_checked == min(rows, 128)
-        assert check.tolerance == (FLOAT_TOLERANCE if format.is_float else QUANTISED_TOLERANCE)
+        assert check.tolerance == (FLOAT_TOLERANCE if format.is_float else QUANTIZED_TOLERANCE)
         assert check.worst_error is not None and (check.worst_error > 0 or rows == 1)
 
 
@@ -68,7 +68,7 @@ def test_a_sound_file_passes(path: Path) -> None:
     assert plain["ok"] is True and plain["worst"]["name"] == found.worst.name and len(plain["tensors"]) == 38
 
 
-def test_a_published_file_is_recognised(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_published_file_is_recognized(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = registry.KnownFile("small:test", "a/b", "0" * 40, "x.gguf", path.stat().st_size, registry.sha256_of(path))
     monkeypatch.setattr(registry, "KNOWN_FILES", (known,))
     assert verify_file(path).known_as == "small:test"
@@ -107,7 +107,7 @@ def test_a_wrong_product_is_found(format: Format, monkeypatch: pytest.MonkeyPatc
 
     def off(x: np.ndarray, weight: QTensor, out: np.ndarray) -> None:
         right(x, weight, out)
-        out += np.float32(0.01) * np.linalg.norm(x) * np.linalg.norm(weight.dequantise()[0])
+        out += np.float32(0.01) * np.linalg.norm(x) * np.linalg.norm(weight.dequantize()[0])
 
     def rounded(x: np.ndarray, weight: QTensor, out: np.ndarray) -> None:
         right(x, weight, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from golden.numpy_model import QUANTISED, Floats, NumpyModel, byte_attention
+from golden.numpy_model import QUANTIZED, Floats, NumpyModel, byte_attention
 
 from notso.smollm3 import ContextLengthError, Engine, InvalidRequestError, RequestOptions, SamplingParams
 from notso.smollm3.engine import memory_plan
@@ -20,7 +20,7 @@ def expected() -> Floats:
     model, vectors = NumpyModel(demo_path()), []
     with Engine.load(context_tokens=512) as engine:
         for text in TEXTS:
-            states = model.hidden_states(engine.tokenize(text), QUANTISED, byte_attention).astype(np.float64)
+            states = model.hidden_states(engine.tokenize(text), QUANTIZED, byte_attention).astype(np.float64)
             mean = states.mean(axis=0)
             vectors.append(mean / np.linalg.norm(mean))
     model.close()

@@ -133,7 +133,7 @@ def test_what_an_engine_says_of_a_file(engine: Engine) -> None:
     assert (info.name, info.is_demo, info.context_tokens, info.threads) == ("random weights", False, 40, 2)
     assert info.size_bytes == Path(info.path).stat().st_size
     assert info.parameter_count == sum(int(np.prod(shape)) for shape, _ in SMALL.tensors().values())
-    assert info.quantisation == {"F32": 2 + 9 * 4}
+    assert info.quantization == {"F32": 2 + 9 * 4}
     assert info.kernels in kernel_choice.available_kernels()
 
 
@@ -149,7 +149,7 @@ def test_the_context_is_what_was_trained_unless_asked(engine: Engine) -> None:
 
 def test_no_argument_loads_the_demo_model(demo_engine: Engine) -> None:
     assert demo_engine.info.is_demo
-    assert set(demo_engine.info.quantisation) == {"Q4_K", "Q6_K", "F32"}
+    assert set(demo_engine.info.quantization) == {"Q4_K", "Q6_K", "F32"}
     assert demo_engine.info.context_tokens == demo_engine.config.max_position_embeddings
 
 

@@ -24,8 +24,8 @@ def manifest(root: Path, name: str, content: bytes, layers: object = None) -> Pa
     path = root / "manifests" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     model = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": len(content)}
-    licence = {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:00", "size": 1}
-    path.write_text(json.dumps({"schemaVersion": 2, "layers": [licence, model] if layers is None else layers}))
+    license = {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:00", "size": 1}
+    path.write_text(json.dumps({"schemaVersion": 2, "layers": [license, model] if layers is None else layers}))
     return blob
 
 
@@ -51,7 +51,7 @@ def test_every_store_is_looked_into(own_home: Path, model: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     (llama_cpp / "again.gguf").symlink_to(llama_cpp / "somebody_tuned-IQ4_XS.gguf")
-    found = {each.name: (each.where, each.quantisation) for each in registry.local_models() if each.name != "demo"}
+    found = {each.name: (each.where, each.quantization) for each in registry.local_models() if each.name != "demo"}
     assert found == {
         "tuned-Q5_K": ("cache", "Q5_K"),
         "hf.co/somebody/My-SmolLM3-GGUF:Q6_K": ("ollama", "Q6_K"),

@@ -60,7 +60,7 @@ def test_a_file_has_many_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["smollm3-3b", "smollm3", "ggml-org/SmolLM3-3B-GGUF", "Q4_K_M"])
-def test_without_a_quantisation_it_is_the_smaller_one(name: str) -> None:
+def test_without_a_quantization_it_is_the_smaller_one(name: str) -> None:
     assert registry.known_file(name).filename == "SmolLM3-Q4_K_M.gguf"
 
 
@@ -71,7 +71,7 @@ def test_an_unknown_name_is_told_the_choices(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("filename", "quantisation"),
+    ("filename", "quantization"),
     [
         ("SmolLM3-Q4_K_M.gguf", "Q4_K_M"),
         ("SmolLM3-3B-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
@@ -81,8 +81,8 @@ def test_an_unknown_name_is_told_the_choices(name: str) -> None:
         ("QA-model.gguf", None),
     ],
 )
-def test_the_quantisation_is_read_from_the_name(filename: str, quantisation: str | None) -> None:
-    assert registry.quantisation_in(filename) == quantisation
+def test_the_quantization_is_read_from_the_name(filename: str, quantization: str | None) -> None:
+    assert registry.quantization_in(filename) == quantization
 
 
 def cached(file: registry.KnownFile, content: bytes, revision: str | None = None) -> Path:

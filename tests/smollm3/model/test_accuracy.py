@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 import pytest
-from golden.numpy_model import DEQUANTISED, QUANTISED, NumpyModel, byte_attention, float_attention
+from golden.numpy_model import DEQUANTIZED, QUANTIZED, NumpyModel, byte_attention, float_attention
 from golden.store import Golden
 
 from notso.smollm3 import Engine
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.long("engine")
 
 Floats = npt.NDArray[np.float32]
 JUDGES = {
-    "reference-f16": (QUANTISED, float_attention),
-    "reference-k8v8": (QUANTISED, byte_attention),
-    "floats": (DEQUANTISED, float_attention),
+    "reference-f16": (QUANTIZED, float_attention),
+    "reference-k8v8": (QUANTIZED, byte_attention),
+    "floats": (DEQUANTIZED, float_attention),
 }
 
 

@@ -103,14 +103,14 @@ def test_an_adapter_of_llama_cpp_s_converter_agrees_with_llama_cpp(tmp_path: Pat
 
 
 def test_trained_weights_give_the_logits_of_transformers(demo_f32_engine: Engine) -> None:
-    """The shipped weights, dequantised; and the same 64 greedy tokens after each of 20 chats."""
+    """The shipped weights, dequantized; and the same 64 greedy tokens after each of 20 chats."""
     kept = golden("demo_f32", demo_path())
     assert has_twenty_long_answers(kept)
     check_floats(demo_f32_engine, kept)
 
 
 def test_the_checks_notice_a_difference(demo_engine: Engine) -> None:
-    """The quantised arithmetic is not within the tolerance for float arithmetic."""
+    """The quantized arithmetic is not within the tolerance for float arithmetic."""
     kept = golden("demo_f32", demo_path())
     ids, top = kept.lists[0], kept.top_ids[: kept.lengths[0]].astype(int)
     error = np.take_along_axis(demo_engine.logits(ids), top, 1) - kept.top_logits[: kept.lengths[0]]
@@ -138,7 +138,7 @@ def test_generating_greedily_says_what_transformers_says(demo_f32_engine: Engine
         assert events[-1].finish_reason == expected.finish_reason
 
 
-def test_quantised_trained_weights_agree_with_llama_cpp(demo_f16_engine: Engine) -> None:
+def test_quantized_trained_weights_agree_with_llama_cpp(demo_f16_engine: Engine) -> None:
     check_trained_blocks(demo_f16_engine, golden("demo_q4_k_m", demo_path()))
 
 

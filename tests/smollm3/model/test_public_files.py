@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.dequantised import write_dequantised
+from golden.dequantized import write_dequantized
 
 from notso.qtensor.formats import FORMATS_BY_NAME, Format
 from notso.qtensor.gguf import GGUFFile
@@ -66,7 +66,7 @@ def test_the_list_names_every_type() -> None:
 def test_a_file_of_each_row(name: str, head: Format, others: list[Format], plain: Path, tmp_path: Path) -> None:
     mixed = write_mix(tmp_path / f"SmolLM3-{name}.gguf", head, others, plain)
     logits = []
-    for path in (mixed, write_dequantised(mixed, tmp_path / "floats.gguf")):
+    for path in (mixed, write_dequantized(mixed, tmp_path / "floats.gguf")):
         with Engine.load(path, kv="f16", context_tokens=64, threads=1) as engine:
             logits.append(engine.logits(IDS))
     found, exact = logits

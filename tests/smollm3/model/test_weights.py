@@ -41,7 +41,7 @@ def config(file: GGUFFile) -> SmolLM3Config:
 
 
 def zeros(name: str, *shape: int) -> QTensor:
-    return QTensor.quantise(np.zeros(shape, np.float32), F32, name)
+    return QTensor.quantize(np.zeros(shape, np.float32), F32, name)
 
 
 def test_every_role_gets_its_tensor(tensors: dict[str, QTensor], config: SmolLM3Config) -> None:
@@ -86,7 +86,7 @@ def test_a_tensor_of_another_shape_is_named(tensors: dict[str, QTensor], config:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "norm" in name])
 def test_a_norm_that_is_not_f32_is_named(tensors: dict[str, QTensor], config: SmolLM3Config, name: str) -> None:
-    tensors[name] = QTensor.quantise(np.ones(SMALL.hidden, np.float32), F16, name)
+    tensors[name] = QTensor.quantize(np.ones(SMALL.hidden, np.float32), F16, name)
     with pytest.raises(ModelFileError, match=f"'{name}' must be F32"):
         SmolLM3Weights.from_tensors(tensors, config)
 
@@ -113,7 +113,7 @@ def test_an_output_matrix_of_its_own_is_used_and_checked(tensors: dict[str, QTen
 
 def test_any_supported_format_may_hold_a_matrix(tensors: dict[str, QTensor], config: SmolLM3Config) -> None:
     name = "blk.0.ffn_up.weight"
-    tensors[name] = QTensor.quantise(tensors[name].as_float32(), Q8_0, name)
+    tensors[name] = QTensor.quantize(tensors[name].as_float32(), Q8_0, name)
     assert SmolLM3Weights.from_tensors(tensors, config).layers[0].up_proj.format == Q8_0
 
 

@@ -257,7 +257,7 @@ def test_id_of_knows_whole_tokens_only(small_tokenizer: Tokenizer) -> None:
     assert small_tokenizer.id_of("") is None
 
 
-# Behaviour of the process
+# Behavior of the process
 
 
 def test_no_second_thread_pool_appears() -> None:

@@ -74,7 +74,7 @@ def test_a_tool_is_called_and_its_result_answered(engine: Engine) -> None:
     assert not greeted["completion"][0].get("tool_calls")  # no call was made, so its result is not given
 
 
-def test_what_did_not_end_is_not_learnt(engine: Engine) -> None:
+def test_what_did_not_end_is_not_learned(engine: Engine) -> None:
     conversation = training_rows.read(row(">What is 12 + 13?", ">Thanks!"), "x")
     assert training_rows.answered(engine, conversation, 2, DAY) == []
 

@@ -1,4 +1,4 @@
-"""What of a conversation is learnt: what assistants must write, as the template would ask for it, and nothing else."""
+"""What of a conversation is learned: what assistants must write, as the template would ask for it, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3 import InvalidRequestError
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.text.tokenizer import Tokenizer
-from notso.smollm3.tuning.training_rows import NOT_LEARNT, RowWriter, TrainingRow, split
+from notso.smollm3.tuning.training_rows import NOT_LEARNED, RowWriter, TrainingRow, split
 
 DAY = date(2027, 5, 17)
 
@@ -37,15 +37,15 @@ def row(*messages: dict[str, Any], thinking: bool = False) -> dict[str, Any]:
     return {"messages": list(messages), "chat_template_kwargs": {"enable_thinking": thinking}}
 
 
-def learnt(made: TrainingRow, tokenizer: Tokenizer) -> str:
+def learned(made: TrainingRow, tokenizer: Tokenizer) -> str:
     assert len(made.ids) == len(made.labels)
-    assert all(label in (NOT_LEARNT, token) for token, label in zip(made.ids, made.labels, strict=True))
-    return tokenizer.decode([label for label in made.labels if label != NOT_LEARNT], skip_control=False)
+    assert all(label in (NOT_LEARNED, token) for token, label in zip(made.ids, made.labels, strict=True))
+    return tokenizer.decode([label for label in made.labels if label != NOT_LEARNED], skip_control=False)
 
 
 def test_each_answer_and_its_end(writer: RowWriter, tokenizer: Tokenizer) -> None:
     made = writer.row(row(said("user", "Hi"), said("assistant", "Ho"), said("user", "Yes?"), said("assistant", "No")))
-    assert learnt(made, tokenizer) == "Ho<|im_end|>No<|im_end|>"
+    assert learned(made, tokenizer) == "Ho<|im_end|>No<|im_end|>"
     text = tokenizer.decode(made.ids, skip_control=False)
     assert "Today Date: 17 May 2027" in text and "Reasoning Mode: /no_think" in text
     assert text.endswith(
@@ -54,13 +54,13 @@ def test_each_answer_and_its_end(writer: RowWriter, tokenizer: Tokenizer) -> Non
     )
 
 
-def test_thoughts_are_learnt_and_an_answer_without_any_is_read(writer: RowWriter, tokenizer: Tokenizer) -> None:
+def test_thoughts_are_learned_and_an_answer_without_any_is_read(writer: RowWriter, tokenizer: Tokenizer) -> None:
     thoughtful = said("assistant", "<think>\nhm\n</think>\nFour")
     made = writer.row(row(said("user", "2 + 2?"), thoughtful, thinking=True))
-    assert learnt(made, tokenizer) == "<think>\nhm\n</think>\nFour<|im_end|>"
+    assert learned(made, tokenizer) == "<think>\nhm\n</think>\nFour<|im_end|>"
     plain = said("assistant", "<think>\n\n</think>\nWelcome")
     both = row(said("user", "2 + 2?"), thoughtful, said("user", "Thanks"), plain, thinking=True)
-    assert learnt(writer.row(both), tokenizer) == "<think>\nhm\n</think>\nFour<|im_end|>"
+    assert learned(writer.row(both), tokenizer) == "<think>\nhm\n</think>\nFour<|im_end|>"
 
 
 def test_content_is_never_a_control_token(writer: RowWriter, tokenizer: Tokenizer) -> None:
@@ -71,13 +71,13 @@ def test_content_is_never_a_control_token(writer: RowWriter, tokenizer: Tokenize
     assert plain.count(end) == marked.count(end)
 
 
-def test_a_completion_is_learnt_and_its_prompt_is_not(writer: RowWriter, tokenizer: Tokenizer) -> None:
+def test_a_completion_is_learned_and_its_prompt_is_not(writer: RowWriter, tokenizer: Tokenizer) -> None:
     given = {
         "prompt": [said("user", "Hi"), said("assistant", "Ho"), said("user", "Yes?")],
         "completion": [said("assistant", "No")],
         "chat_template_kwargs": {"enable_thinking": False},
     }
-    assert learnt(writer.row(given), tokenizer) == "No<|im_end|>"
+    assert learned(writer.row(given), tokenizer) == "No<|im_end|>"
 
 
 def test_calls_of_tools(writer: RowWriter, tokenizer: Tokenizer) -> None:
@@ -93,7 +93,7 @@ def test_calls_of_tools(writer: RowWriter, tokenizer: Tokenizer) -> None:
     tool = {"type": "function", "function": {"name": "calculator", "description": "works out", "parameters": {}}}
     offered = writer.row(row(said("user", "Hi"), said("assistant", "Ho")) | {"tools": [tool]})
     assert '"description": "works out"' in tokenizer.decode(offered.ids, skip_control=False)
-    text = learnt(made, tokenizer)
+    text = learned(made, tokenizer)
     assert '"name": "calculator"' in text and '"x": "2*3"' in text and text.endswith("6<|im_end|>")
 
 
@@ -143,8 +143,8 @@ def test_a_file_without_rows(writer: RowWriter, tmp_path: Path) -> None:
 
 def test_rows_are_held_out_by_seed() -> None:
     rows = [TrainingRow([number], [number]) for number in range(40)]
-    learnt, held_out = split(rows, 0.1, 1)
-    assert len(held_out) == 4 and sorted(each.ids[0] for each in learnt + held_out) == list(range(40))
-    assert split(rows, 0.1, 1) == (learnt, held_out) and split(rows, 0.1, 2)[1] != held_out
+    learned, held_out = split(rows, 0.1, 1)
+    assert len(held_out) == 4 and sorted(each.ids[0] for each in learned + held_out) == list(range(40))
+    assert split(rows, 0.1, 1) == (learned, held_out) and split(rows, 0.1, 2)[1] != held_out
     assert split(rows[:9], 0.5, 1) == (rows[:9], []), "too few"
     assert len(split(rows[:12], 0.01, 1)[1]) == 1 and split(rows, 0.0, 1) == (rows, [])

@@ -42,13 +42,13 @@ def test_an_answer_is_built_off_the_loop(
 ) -> None:
     threads: dict[str, set[int]] = {"body": set(), "closing": set()}
     ended: list[Any] = []
-    finalise = kind.finalise
+    finalize = kind.finalize
 
     async def noted_end(self: Any) -> None:
         ended.append(self)
-        await finalise(self)
+        await finalize(self)
 
-    monkeypatch.setattr(kind, "finalise", noted_end)
+    monkeypatch.setattr(kind, "finalize", noted_end)
     for name in threads:
         own = getattr(kind, name)
 

@@ -31,7 +31,7 @@ def test_it_writes_what_the_library_writes(colours: Highlighter) -> None:
         assert colours.html(text, language)[0] == whole
 
 
-def test_what_takes_too_long_is_plain_and_the_next_has_colours(colours: Highlighter) -> None:
+def test_what_takes_too_long_is_plain_and_the_next_has_colors(colors: Highlighter) -> None:
     assert colours.html(SLOW, "c") == (None, BLOCK_SECONDS)
     assert "<span" in str(colours.html(PLAIN, "c")[0])
 

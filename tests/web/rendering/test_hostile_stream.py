@@ -11,7 +11,7 @@ from browser.hostile_texts import BATCHES, hostile
 from fastapi.sse import format_sse_event
 
 from notso.web.rendering.budget import Budget
-from notso.web.rendering.markdown import render_markdown, sanitise
+from notso.web.rendering.markdown import render_markdown, sanitize
 from notso.web.rendering.streaming import StreamingMarkdown
 from notso.web.turns.sse import update_html
 from notso.web.turns.turn_log import TurnLog
@@ -47,7 +47,7 @@ def test_every_cut_of_every_text_is_clean_and_the_end_is_the_whole(batch: int) -
                 assert not ACTIVE.search(tags), (data, html)
                 assert "javascript:" not in tags.lower() and "data:" not in tags.lower(), (data, html)
         assert closed + markdown.finish().closed == render_markdown(whole, budget=Budget(UNHURRIED)), data
-        assert sanitise(render_markdown(whole)) == render_markdown(whole, budget=Budget(UNHURRIED)), data
+        assert sanitize(render_markdown(whole)) == render_markdown(whole, budget=Budget(UNHURRIED)), data
 
 
 def test_a_reader_of_single_bytes_gets_the_events_that_were_sent(event_reader: type) -> None:

@@ -18,7 +18,7 @@ from notso.web.rendering.markdown import (
     MAX_PARAGRAPH_CHARACTERS,
     UnsafeHTMLError,
     render_markdown,
-    sanitise,
+    sanitize,
 )
 from notso.web.rendering.streaming import StreamingMarkdown
 
@@ -362,17 +362,17 @@ def test_hostile_text_glued_together_is_not_obeyed(text: str) -> None:
     assert_safe(render_markdown(text))
 
 
-def test_the_sanitiser_lets_nothing_speak_to_htmx() -> None:
-    assert "<" not in re.sub(r"</?(p|a)\b[^>]*>", "", sanitise('<p><a href="http://e/?<hx-partial>">x</a></p>'))
-    assert sanitise('<p hx-get="/x" data-hx-get="/y" id="z" onclick="w">x</p>') == "<p>x</p>"
-    assert sanitise("<hx-partial hx-target=x>y</hx-partial>") == "y"
+def test_the_sanitizer_lets_nothing_speak_to_htmx() -> None:
+    assert "<" not in re.sub(r"</?(p|a)\b[^>]*>", "", sanitize('<p><a href="http://e/?<hx-partial>">x</a></p>'))
+    assert sanitize('<p hx-get="/x" data-hx-get="/y" id="z" onclick="w">x</p>') == "<p>x</p>"
+    assert sanitize("<hx-partial hx-target=x>y</hx-partial>") == "y"
 
 
-def test_a_fault_in_the_sanitiser_shows_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_the_sanitizer_shows_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     def faulty(html: str) -> str:
         raise UnsafeHTMLError
 
-    monkeypatch.setattr("notso.web.rendering.markdown.sanitise", faulty)
+    monkeypatch.setattr("notso.web.rendering.markdown.sanitize", faulty)
     assert render_markdown("a <b> *c*") == '<p class="plain">a &lt;b&gt; *c*</p>\n'
 
 

@@ -47,7 +47,7 @@ def test_the_line_to_a_message() -> None:
     assert line_to(TREE, "nowhere") == []
 
 
-def test_versions_know_their_neighbours() -> None:
+def test_versions_know_their_neighbors() -> None:
     messages = [
         StoredMessage(name, "chat", "user", "", "", "done", 0, parent_id=parent)
         for name, parent in (("a", None), ("b", "a"), ("c", "a"), ("d", "a"))

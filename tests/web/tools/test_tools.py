@@ -134,7 +134,7 @@ def test_an_unknown_zone_is_told(zone: str) -> None:
         spelt(zone, NOON)
 
 
-def test_a_misspelt_zone_gets_a_neighbour() -> None:
+def test_a_misspelt_zone_gets_a_neighbor() -> None:
     with pytest.raises(ToolError, match="Europe/Paris"):
         spelt("Europe/Pariss", NOON)
 

@@ -1,7 +1,7 @@
 """Reference implementation of the block formats.
 
-`unpack_*` extracts integers and scales, `dequantise` computes float32 values with one rounding per operation, and
-`quantise` creates blocks. Arrays of blocks are (n, block_bytes) uint8; fields are little-endian; d, dmin and m are
+`unpack_*` extracts integers and scales, `dequantize` computes float32 values with one rounding per operation, and
+`quantize` creates blocks. Arrays of blocks are (n, block_bytes) uint8; fields are little-endian; d, dmin and m are
 float16 in the file and float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
 Quantization to super-blocks searches for block scales that minimize sum(w * (block value - x)^2), where w is the
@@ -329,7 +329,7 @@ def split_blocks(format: Format, rows: Bytes) -> Bytes:
     return rows.reshape(-1, format.block_bytes)
 
 
-def dequantise(format: Format, rows: Bytes) -> Floats:
+def dequantize(format: Format, rows: Bytes) -> Floats:
     """Dequantize (..., row_bytes) uint8 to (..., cols) float32. Raises OperandError for incomplete blocks."""
     # Invalid scales (NaN, infinity) propagate to the values.
     blocks = split_blocks(format, rows)
@@ -421,7 +421,7 @@ SEARCHED_VALUES = 1 << 17  # values per chunk of a search, so that a chunk stays
 LEAST_IMPORTANCE = np.float32(1e-3)
 
 
-def quantise(
+def quantize(
     format: Format, values: npt.NDArray[np.float32], importance: npt.NDArray[np.float32] | None = None
 ) -> Bytes:
     """Quantize (..., cols) float32 to (..., row_bytes) uint8, minimizing errors weighted by `importance` (cols,).
@@ -486,7 +486,7 @@ def scales_of(format: Format, rows: Bytes) -> Floats:
     return np.stack([_half(blocks, start) for start in _SCALE_FIELDS[format]], axis=1)
 
 
-def quantise_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
+def quantize_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
     """Quantize activations (M, K) float32 in blocks of 256. Raises OperandError for incomplete blocks."""
     # d = max|x| / 127, q = x * (127 / max|x|) rounded half to even, in float32. A block with max|x| < 1e-30 is zero; a
     # block with NaN or infinity gets d = NaN and q = 0, so that the result is NaN.
@@ -494,7 +494,7 @@ def quantise_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
     return Q8KBlocks(d, q, q.reshape(len(x), -1, 16, 16).sum(axis=3, dtype=np.int16))
 
 
-def quantise_q8x32(x: npt.NDArray[np.float32]) -> Q8x32Blocks:
+def quantize_q8x32(x: npt.NDArray[np.float32]) -> Q8x32Blocks:
     """Quantize in blocks of 32. Raises OperandError for incomplete blocks."""
     return Q8x32Blocks(*_to_bytes(x, 32))
 

@@ -57,24 +57,24 @@ def embedding_rows(weight: QTensor, ids: npt.NDArray[np.integer[Any]]) -> Floats
     ids = np.asarray(ids)
     _need(ids.ndim == 1, f"row indices must be one-dimensional, not {ids.shape}")
     _need(not ids.size or (ids.min() >= 0 and ids.max() < weight.rows), f"row indices must be in 0..{weight.rows - 1}")
-    return blocks.dequantise(weight.format, weight.row_data()[ids])
+    return blocks.dequantize(weight.format, weight.row_data()[ids])
 
 
-def matmul_dequantised(x: Floats, weight: QTensor) -> Floats:
+def matmul_dequantized(x: Floats, weight: QTensor) -> Floats:
     """Return x @ weight.T, computed in float64 from dequantized weights."""
     _check_matmul(x, weight)
     out = np.empty((len(x), weight.rows), np.float32)
     for start in range(0, weight.rows, ROW_CHUNK):
         stop = min(start + ROW_CHUNK, weight.rows)
-        out[:, start:stop] = x.astype(np.float64) @ weight.dequantise(start, stop).astype(np.float64).T
+        out[:, start:stop] = x.astype(np.float64) @ weight.dequantize(start, stop).astype(np.float64).T
     return out
 
 
 def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     """Return x (M, K) @ weight.T, bit-identical to the kernels. Raises OperandError for a float format, or unless 256
     divides K."""
-    # Activations are quantized in blocks of 256 (`quantise_q8k`, scale dx), or in blocks of 32 if the weight's blocks
-    # have 32 values (`quantise_q8x32`). Integer products are summed exactly; floats are combined once per block, in
+    # Activations are quantized in blocks of 256 (`quantize_q8k`, scale dx), or in blocks of 32 if the weight's blocks
+    # have 32 values (`quantize_q8x32`). Integer products are summed exactly; floats are combined once per block, in
     # block order:
     #
     #   Q4_K, Q5_K   f = float(sum q sc x) * d;  f = fma(-float(sum m bsum), dmin, f);  acc = fma(f, dx, acc)
@@ -87,8 +87,8 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     x = np.ascontiguousarray(x)
     _need(x.shape[1] % 256 == 0, f"{x.shape[1]} values are not a multiple of 256")
     out = np.empty((len(x), weight.rows), np.float32)
-    small = blocks.quantise_q8x32(x) if weight.format.block_values == 32 else None
-    large = blocks.quantise_q8k(x) if small is None else None
+    small = blocks.quantize_q8x32(x) if weight.format.block_values == 32 else None
+    large = blocks.quantize_q8k(x) if small is None else None
     for start in range(0, weight.rows, ROW_CHUNK):
         stop = min(start + ROW_CHUNK, weight.rows)
         packed = blocks.split_blocks(weight.format, weight.row_data(start, stop))
@@ -146,7 +146,7 @@ def _exact_dot(x: npt.NDArray[Any], w: npt.NDArray[Any]) -> Floats:
 
 def matmul(x: Floats, weight: QTensor) -> Floats:
     """Return x (M, K) @ weight.T, with exact integer sums for quantized weights, else in float64."""
-    return matmul_dequantised(x, weight) if weight.format.is_float else matmul_q8k(x, weight)
+    return matmul_dequantized(x, weight) if weight.format.is_float else matmul_q8k(x, weight)
 
 
 def _check_matmul(x: Floats, weight: QTensor) -> None:

@@ -37,7 +37,7 @@ from notso.qtensor.formats import (
     TQ2_0,
     Format,
 )
-from notso.qtensor.reference.blocks import Bytes, Floats, pack_scales, quantise
+from notso.qtensor.reference.blocks import Bytes, Floats, pack_scales, quantize
 
 POOL = 4096  # number of different sets of scales
 
@@ -92,7 +92,7 @@ def random_blocks(format: Format, count: int, rng: np.random.Generator, std: flo
     """Return valid blocks (count, block_bytes) uint8, with values of standard deviation `std`."""
     if format in (F32, F16, BF16):
         numbers = rng.standard_normal((count, 1), np.float32) * np.float32(std)
-        return quantise(format, numbers)
+        return quantize(format, numbers)
     out = random_bytes(rng, count * format.block_bytes).reshape(count, format.block_bytes)
     if format in HALVES and format in _OTHERS:
         put_halves(format, out, _random_halves(format, count, rng, std))

@@ -49,7 +49,7 @@ def packed(
     with ThreadPoolExecutor(count, "notso-packing") as pool:
         try:
             for piece in rows:
-                waiting.append(pool.submit(lambda part: QTensor.quantise(part, format, name, importance).data, piece))
+                waiting.append(pool.submit(lambda part: QTensor.quantize(part, format, name, importance).data, piece))
                 if len(waiting) > count:
                     yield waiting.popleft().result()
             while waiting:

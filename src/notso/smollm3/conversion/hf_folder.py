@@ -59,7 +59,7 @@ class FolderTensor:
         if self.head_rows:
             step = max(step // self.head_rows, 1) * self.head_rows
         for start in range(0, self.source.rows, step):
-            rows = self.source.dequantise(start, min(start + step, self.source.rows))
+            rows = self.source.dequantize(start, min(start + step, self.source.rows))
             if self.head_rows:
                 halves = rows.reshape(-1, 2, self.head_rows // 2, columns)
                 rows = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(-1, columns)

@@ -587,7 +587,7 @@ def _describe_model(engine: Engine) -> dict[str, Any]:
         "demo": info.is_demo,
         "size_bytes": info.size_bytes,
         "parameters": info.parameter_count,
-        "tensors": dict(info.quantisation),
+        "tensors": dict(info.quantization),
         "context_tokens": info.context_tokens,
         "device": info.device,
         "kernels": info.kernels,

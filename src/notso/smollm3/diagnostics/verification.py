@@ -67,7 +67,7 @@ SCALE_CHUNK_BYTES = 16 << 20
 # Activations are rounded to 8 bits, with an error of up to max|x| / 254 in each of a block's 256 values. With normal
 # inputs, rows of 256 values have a relative error of 0.0020, and rows of 2,048 values one of 0.0007. Swapped nibbles or
 # scales give 0.02 and more.
-QUANTISED_TOLERANCE = 0.003
+QUANTIZED_TOLERANCE = 0.003
 # The measured error of float32 sums is 3e-8.
 FLOAT_TOLERANCE = 1e-6
 
@@ -162,7 +162,7 @@ def verify_tensors(file: GGUFFile, *, seed: int = 0) -> Iterator[TensorCheck]:
 
 def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
     """Check a tensor's scales and the products of sampled rows."""
-    tolerance = FLOAT_TOLERANCE if tensor.format.is_float else QUANTISED_TOLERANCE
+    tolerance = FLOAT_TOLERANCE if tensor.format.is_float else QUANTIZED_TOLERANCE
 
     def result(rows: int, error: float | None, problem: str | None) -> TensorCheck:
         bound = tolerance if error is not None else None
@@ -212,7 +212,7 @@ def _sampled_rows(tensor: QTensor) -> QTensor:
 
 def _worst_error(product: Floats, x: Floats, weight: QTensor) -> float:
     # Returns the largest |product - exact product| / (|x| |w|).
-    weights = weight.dequantise().astype(np.float64)
+    weights = weight.dequantize().astype(np.float64)
     wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # BLAS threads would compete for the cores
     largest = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
     worst = float((np.abs(product - wanted) / np.where(largest > 0, largest, 1.0)).max())

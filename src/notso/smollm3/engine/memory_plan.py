@@ -45,7 +45,7 @@ LARGE_CACHE_BYTES = 64 * MIB
 CONTEXT_STEP_TOKENS = 1024  # contexts that are not given are multiples of this
 CONTEXT_FLOOR_TOKENS = 2048  # smallest context that is chosen
 K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits, or f16 with `fine_weights`
-_QUANTISED_ROW = 292 / 256  # bytes per value of a row prepared for the integer kernels
+_QUANTIZED_ROW = 292 / 256  # bytes per value of a row prepared for the integer kernels
 _LADDER: tuple[KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
 _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
@@ -100,7 +100,7 @@ def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
     rows = step_rows(config, context_tokens)
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     row = 4 * (config.hidden_size + config.head_dim + 2 * heads + config.intermediate_size)
-    row += math.ceil(_QUANTISED_ROW * max(config.intermediate_size, config.hidden_size))
+    row += math.ceil(_QUANTIZED_ROW * max(config.intermediate_size, config.hidden_size))
     sampled = 4 * MAX_SAMPLED * (config.hidden_size + config.vocab_size)
     return rows * row + sampled
 

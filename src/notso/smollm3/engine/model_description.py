@@ -75,7 +75,7 @@ def model_info(
         parameter_count=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
         context_tokens=plan.context_tokens,
         document_tokens=plan.document_tokens,
-        quantisation=counts,
+        quantization=counts,
         device=backend.name,
         device_note=note,
         kernels=backend.kernels,

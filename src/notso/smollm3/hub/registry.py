@@ -125,8 +125,8 @@ Verified = Literal["yes", "no", "wrong size", "built in"]
 Where = Literal["built in", "cache", "folder"] | Store
 
 _HASH_CHUNK_BYTES = 4 << 20
-DEMO_QUANTISATION = "Q4_K_M"  # not in the demo's file name; opening the file would be slow
-_QUANTISATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
+DEMO_QUANTIZATION = "Q4_K_M"  # not in the demo's file name; opening the file would be slow
+_QUANTIZATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ class KnownFile:
     sha256: str
 
     @property
-    def quantisation(self) -> str:
-        return quantisation_in(self.filename) or ""
+    def quantization(self) -> str:
+        return quantization_in(self.filename) or ""
 
 
 _REPOSITORY = "ggml-org/SmolLM3-3B-GGUF"
@@ -177,7 +177,7 @@ class LocalModel:
     name: str
     path: Path
     size_bytes: int
-    quantisation: str
+    quantization: str
     where: Where
     verified: Verified
     is_smollm3: bool = True
@@ -194,11 +194,11 @@ def known_file(name: str) -> KnownFile:
     Raises InvalidRequestError, which lists the choices.
     """
     wanted = name.strip().lower()
-    model, _, quantisation = wanted.partition(":")
+    model, _, quantization = wanted.partition(":")
     for file in KNOWN_FILES:
-        spellings = {file.name.lower(), file.filename.lower(), file.quantisation.lower()}
+        spellings = {file.name.lower(), file.filename.lower(), file.quantization.lower()}
         models = {file.name.lower().partition(":")[0], "smollm3", file.repository.lower()}
-        if wanted in spellings or (model in models and quantisation in ("", file.quantisation.lower())):
+        if wanted in spellings or (model in models and quantization in ("", file.quantization.lower())):
             return file
     choices = ", ".join(file.name for file in KNOWN_FILES)
     raise InvalidRequestError(f"there is no official model file {name!r}; choices: {choices}", param="name")
@@ -278,7 +278,7 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     models = []
     demo = demo_path()
     if demo.is_file():
-        models.append(LocalModel("demo", demo, demo.stat().st_size, DEMO_QUANTISATION, "built in", "built in"))
+        models.append(LocalModel("demo", demo, demo.stat().st_size, DEMO_QUANTIZATION, "built in", "built in"))
     cached = sorted(hub_cache().glob("models--*/snapshots/*/*.gguf"))
     models += [
         _describe(path, "cache")
@@ -291,9 +291,9 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     return models
 
 
-def quantisation_in(filename: str) -> str | None:
+def quantization_in(filename: str) -> str | None:
     """Return the type in a file name: `Q4_K_M` for `SmolLM3-Q4_K_M.gguf`."""
-    found = _QUANTISATION.search(filename)
+    found = _QUANTIZATION.search(filename)
     return found.group(1) if found else None
 
 
@@ -342,7 +342,7 @@ def remembered_hash(path: Path) -> str | None:
 def _described_by(name: str, path: Path, where: Store) -> LocalModel:
     # A blob is named by hash, so the store's name for the file is used.
     found = _describe(path, where)
-    return replace(found, name=name, quantisation=found.quantisation or quantisation_in(name.replace(":", "-")) or "")
+    return replace(found, name=name, quantization=found.quantization or quantization_in(name.replace(":", "-")) or "")
 
 
 def _describe(path: Path, where: Where) -> LocalModel:
@@ -360,7 +360,7 @@ def _describe(path: Path, where: Where) -> LocalModel:
         name=known.name if known else path.stem,
         path=path,
         size_bytes=size,
-        quantisation=quantisation_in(path.name) or "",
+        quantization=quantization_in(path.name) or "",
         where=where,
         verified=verified,
         is_smollm3=where != "folder" or is_smollm3(path),

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from notso.smollm3.errors import DownloadError, InvalidRequestError, quoted
 from notso.smollm3.hub import download
-from notso.smollm3.hub.registry import KnownFile, cached_files, known_file, quantisation_in
+from notso.smollm3.hub.registry import KnownFile, cached_files, known_file, quantization_in
 from notso.smollm3.strict_json import DECODER
 
 USUAL = "Q4_K_M"  # the default, if the repository has it
@@ -26,7 +26,7 @@ _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def is_repository(name: str) -> bool:
-    """Return whether a name is `owner/repository`, optionally with `:QUANTISATION`."""
+    """Return whether a name is `owner/repository`, optionally with `:QUANTIZATION`."""
     return _REPOSITORY.fullmatch(name.strip().partition(":")[0]) is not None
 
 
@@ -40,15 +40,15 @@ def is_downloadable(name: str) -> bool:
 
 
 def find_cached(name: str) -> Path | None:
-    """Return the cached file of `owner/repository[:QUANTISATION]`, without using the network."""
-    repository, _, quantisation = name.strip().partition(":")
-    found = {(quantisation_in(path.name) or path.name).upper(): path for path in cached_files(repository)}
-    wanted = quantisation.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found), ""))
+    """Return the cached file of `owner/repository[:QUANTIZATION]`, without using the network."""
+    repository, _, quantization = name.strip().partition(":")
+    found = {(quantization_in(path.name) or path.name).upper(): path for path in cached_files(repository)}
+    wanted = quantization.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found), ""))
     return found.get(wanted)
 
 
 def file_named(name: str, *, offline: bool = False) -> KnownFile:
-    """Return an official file, or look up `owner/repository[:QUANTISATION]`. Raises InvalidRequestError or
+    """Return an official file, or look up `owner/repository[:QUANTIZATION]`. Raises InvalidRequestError or
     DownloadError."""
     try:
         return known_file(name)
@@ -57,8 +57,8 @@ def file_named(name: str, *, offline: bool = False) -> KnownFile:
             raise
     if offline:
         raise DownloadError(f"the files of {name.strip()} cannot be listed, because the network is disabled")
-    repository, _, quantisation = name.strip().partition(":")
-    return _choice(repository, quantisation, _listing(repository))
+    repository, _, quantization = name.strip().partition(":")
+    return _choice(repository, quantization, _listing(repository))
 
 
 def _listing(repository: str) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ def _listing(repository: str) -> Mapping[str, Any]:
     return listing
 
 
-def _choice(repository: str, quantisation: str, listing: Mapping[str, Any]) -> KnownFile:
+def _choice(repository: str, quantization: str, listing: Mapping[str, Any]) -> KnownFile:
     commit = listing.get("sha")
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise DownloadError(f"the Hub returned no commit hash for {repository}")
@@ -100,12 +100,12 @@ def _choice(repository: str, quantisation: str, listing: Mapping[str, Any]) -> K
     for each in listing["siblings"]:
         file = _file(repository, commit, each)
         if file is not None:
-            found[file.quantisation.upper() or file.filename.upper()] = file
+            found[file.quantization.upper() or file.filename.upper()] = file
     if not found:
         raise InvalidRequestError(f"{repository} has no GGUF file that can be downloaded", param="name")
-    wanted = quantisation.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found)))
+    wanted = quantization.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found)))
     if wanted not in found:
-        choices = ", ".join(sorted(each.quantisation or each.filename for each in found.values()))
+        choices = ", ".join(sorted(each.quantization or each.filename for each in found.values()))
         raise InvalidRequestError(f"{repository} has no {quoted(wanted)}; choices: {choices}", param="name")
     return found[wanted]
 
@@ -123,7 +123,7 @@ def _file(repository: str, commit: str, given: Any) -> KnownFile | None:
     if type(size) is not int or size <= 0 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         return None
     return KnownFile(
-        name=f"{repository}:{quantisation_in(name) or name}",
+        name=f"{repository}:{quantization_in(name) or name}",
         repository=repository,
         revision=commit,
         filename=name,

@@ -479,12 +479,12 @@ def _widened(tensor: QTensor, rows: int, columns: int) -> QTensor:
 
 def _times(tensor: QTensor, factor: float) -> QTensor:
     with np.errstate(over="ignore", invalid="ignore"):
-        values: Floats = tensor.dequantise() * np.float32(factor)
+        values: Floats = tensor.dequantize() * np.float32(factor)
         if not np.isfinite(values).all():
             raise ModelFileError(f"{quoted(tensor.name)} contains NaN or infinity")
         # Keep half precision if it represents the scaled values exactly.
         if tensor.format.block_values == 1 and tensor.format != F32:
-            halves = QTensor.quantise(values, tensor.format, tensor.name)
-            if np.array_equal(halves.dequantise(), values):
+            halves = QTensor.quantize(values, tensor.format, tensor.name)
+            if np.array_equal(halves.dequantize(), values):
                 return halves
-    return QTensor.quantise(values, F32, tensor.name)
+    return QTensor.quantize(values, F32, tensor.name)

@@ -102,10 +102,10 @@ class TokenizerPipeline:
         """Read PIPELINE_KEY or `tokenizer.ggml.pre`. Raises ModelFileError."""
         kept, name = metadata.get(PIPELINE_KEY), metadata.get("tokenizer.ggml.pre")
         if kept is None:
-            if not isinstance(name, str) or name not in PRE_TOKENISERS:
-                raise ModelFileError(f"tokenizer.ggml.pre is {quoted(name)}; supported: {', '.join(PRE_TOKENISERS)}")
+            if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+                raise ModelFileError(f"tokenizer.ggml.pre is {quoted(name)}; supported: {', '.join(PRE_TOKENIZERS)}")
             # As in the official tokenizer.json, a piece that is in the vocabulary becomes that token without merges.
-            return cls(_split(PRE_TOKENISERS[name]))
+            return cls(_split(PRE_TOKENIZERS[name]))
         try:
             content = json.loads(kept)
             return cls._checked(content["normalizer"], content["pre_tokenizer"], content)
@@ -121,7 +121,7 @@ class TokenizerPipeline:
     def entries(self) -> dict[str, str]:
         known = next((name for name, each in _NAMED if each == self._plain()), NO_NAME)
         found = {"tokenizer.ggml.pre": known}
-        if self.normalizer is not None or known not in PRE_TOKENISERS or not self.ignore_merges:
+        if self.normalizer is not None or known not in PRE_TOKENIZERS or not self.ignore_merges:
             parts = (self.normalizer, self.pre_tokenizer, self.ignore_merges)
             names = ("normalizer", "pre_tokenizer", "ignore_merges")
             found[PIPELINE_KEY] = json.dumps(dict(zip(names, parts, strict=True)), sort_keys=True, ensure_ascii=False)
@@ -151,7 +151,7 @@ class TokenizerPipeline:
 
 
 # Supported values of `tokenizer.ggml.pre`. Both names stand for Llama 3's expression.
-PRE_TOKENISERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
+PRE_TOKENIZERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (

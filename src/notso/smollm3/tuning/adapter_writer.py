@@ -36,10 +36,10 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
     for index, layer in enumerate(adapter.layers):
         for role, pair in layer.items():
             for part, tensor in (("a", pair.a), ("b", pair.b)):
-                values = tensor.dequantise()
+                values = tensor.dequantize()
                 # F16 is used where it is precise enough. Ranks are zero-padded as for the engine.
-                halves = QTensor.quantise(values, F16)
-                kept = halves if _is_near(halves.dequantise(), values) else QTensor.quantise(values, F32)
+                halves = QTensor.quantize(values, F16)
+                kept = halves if _is_near(halves.dequantize(), values) else QTensor.quantize(values, F32)
                 where = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"
                 writer.add_tensor(where, tensor.shape, kept.format, kept.data)
     writer.write()
@@ -60,7 +60,7 @@ def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: in
         config = SmolLM3Config.from_metadata(file.metadata)
         adapter = read_adapter("merged", peft_folder, config)
         added = {
-            f"blk.{index}.{TENSOR_NAMES[role]}.weight": (pair.b.dequantise(), pair.a.dequantise())
+            f"blk.{index}.{TENSOR_NAMES[role]}.weight": (pair.b.dequantize(), pair.a.dequantize())
             for index, layer in enumerate(adapter.layers)
             for role, pair in layer.items()
         }
@@ -74,7 +74,7 @@ def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: in
         def rows(tensor: QTensor) -> Iterator[Floats]:
             step = max(1, CHUNK_VALUES // tensor.cols)
             for start in range(0, tensor.rows, step):
-                values = tensor.dequantise(start, min(start + step, tensor.rows))
+                values = tensor.dequantize(start, min(start + step, tensor.rows))
                 if tensor.name in added:
                     b, a = added[tensor.name]
                     values = values + b[start : start + step] @ a

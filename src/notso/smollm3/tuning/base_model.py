@@ -73,10 +73,10 @@ def _from_gguf(source: Path, dtype: Any) -> Any:
             with torch.no_grad():
                 places.pop(f"{name}.weight").copy_(torch.from_numpy(np.array(values)))
 
-        put("model.embed_tokens", weights.embed_tokens.dequantise())
+        put("model.embed_tokens", weights.embed_tokens.dequantize())
         put("model.norm", weights.norm)
         if weights.lm_head is not weights.embed_tokens:
-            put("lm_head", weights.lm_head.dequantise())
+            put("lm_head", weights.lm_head.dequantize())
         for index in range(config.num_hidden_layers):
             for role in (*MATRICES, *NORMS):
                 tensor = file.tensors[f"blk.{index}.{TENSOR_NAMES[role]}.weight"]
@@ -93,7 +93,7 @@ def module_of(role: str) -> str:
 
 def hf_rows(tensor: QTensor, role: str, head_dim: int) -> Floats:
     """Return a tensor's values in the row order of transformers."""
-    values = tensor.dequantise().reshape(tensor.shape)
+    values = tensor.dequantize().reshape(tensor.shape)
     if role not in ("q_proj", "k_proj"):
         return values
     # Within each head of q and k, even rows come first, then odd rows.

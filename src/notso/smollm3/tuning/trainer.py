@@ -113,7 +113,7 @@ def begun_on(folder: Path) -> date | None:
 def train(
     load_base: Callable[[Any], Any],
     recipe: Recipe,
-    learnt: Sequence[TrainingRow],
+    learned: Sequence[TrainingRow],
     rehearsed: Sequence[TrainingRow],
     held_out: Sequence[TrainingRow],
     folder: Path,
@@ -189,7 +189,7 @@ def train(
     trainer = SFTTrainer(
         model=model,
         args=config,
-        train_dataset=data([*learnt] * recipe.epochs + [*rehearsed] * recipe.rehearsals),
+        train_dataset=data([*learned] * recipe.epochs + [*rehearsed] * recipe.rehearsals),
         eval_dataset=data(held_out) if held_out else None,
         processing_class=_padding_only(),
         peft_config=lora,

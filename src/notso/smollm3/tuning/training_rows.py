@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from notso.smollm3.output.generation import Generation
 
 THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
-NOT_LEARNT = -100  # label that PyTorch's cross entropy ignores
+NOT_LEARNED = -100  # label that PyTorch's cross entropy ignores
 
 LEAST_TO_HOLD_OUT = 10  # with fewer rows, none are held out
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """Token ids and labels; the label is NOT_LEARNT where the loss is masked."""
+    """Token ids and labels; the label is NOT_LEARNED where the loss is masked."""
 
     ids: list[int]
     labels: list[int]
@@ -80,7 +80,7 @@ class RowWriter:
 
         Raises ValueError.
         """
-        messages, learnt_from, options = _conversation(given)
+        messages, learned_from, options = _conversation(given)
         thinking = options.get("enable_thinking", True) is not False
         asked = RequestOptions(thinking=thinking, tools=tools_of(given.get("tools")), date=self._day)
         ids: list[int] = []
@@ -95,15 +95,15 @@ class RowWriter:
             end = 1 + max((place for place, token in enumerate(whole) if token in self._ends), default=-1)
             if not end:
                 raise ValueError("the template writes no end token after an answer")
-            learns = at >= learnt_from and (bool(message.reasoning_content) or not _thinks(messages, asked))
-            labels += [NOT_LEARNT] * (len(before) - len(ids))
-            labels += whole[len(before) : end] if learns else [NOT_LEARNT] * (end - len(before))
-            labels += [NOT_LEARNT] * (len(whole) - end)
+            learns = at >= learned_from and (bool(message.reasoning_content) or not _thinks(messages, asked))
+            labels += [NOT_LEARNED] * (len(before) - len(ids))
+            labels += whole[len(before) : end] if learns else [NOT_LEARNED] * (end - len(before))
+            labels += [NOT_LEARNED] * (len(whole) - end)
             ids = whole
-        learnt = [place for place, label in enumerate(labels[: self._max_tokens]) if label != NOT_LEARNT]
-        if not learnt:
+        learned = [place for place, label in enumerate(labels[: self._max_tokens]) if label != NOT_LEARNED]
+        if not learned:
             raise ValueError(f"there is no answer to train on within {self._max_tokens:,} tokens")
-        return TrainingRow(ids[: learnt[-1] + 1], labels[: learnt[-1] + 1])
+        return TrainingRow(ids[: learned[-1] + 1], labels[: learned[-1] + 1])
 
     def _whole(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:
         # The common prefix of two continuations is the rendered conversation, without a generation prompt.

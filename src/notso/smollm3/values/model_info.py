@@ -38,7 +38,7 @@ class ModelInfo:
     size_bytes: int
     parameter_count: int
     context_tokens: int
-    quantisation: Mapping[str, int] = field(default_factory=dict)  # format name -> number of tensors
+    quantization: Mapping[str, int] = field(default_factory=dict)  # format name -> number of tensors
     device: str = "cpu"  # or "cuda:0 (name)"
     device_note: str = ""  # why the CPU is used instead of a GPU
     kernels: str = "generic"

@@ -352,7 +352,7 @@ async def _require_same(services: ChatServices, request: Request, size: int) -> 
         raise Problem(409, words["error_fork"]) from error
 
 
-async def summarise(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
+async def add_summary(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
     """Append a summary that replaces the messages before it in prompts."""
     chat, settings, shown = view.chat, view.settings, view.line
     said = view.above > 0 or any(message.content for message in shown[1:])

@@ -73,8 +73,8 @@ class Assets:
 
     def _named(self, name: str, reference: bytes) -> bytes:
         # References to unknown files stay unchanged.
-        neighbour = posixpath.normpath(posixpath.join(posixpath.dirname(name), reference.decode()))
-        found = self._urls.get(neighbour)
+        neighbor = posixpath.normpath(posixpath.join(posixpath.dirname(name), reference.decode()))
+        found = self._urls.get(neighbor)
         up = "../" * (name.count("/") + 1)  # to /static, wherever a proxy publishes that
         return (up + found.removeprefix("/static/") if found else reference.decode()).encode()
 

@@ -104,11 +104,11 @@ def language_of(info: str) -> str:
     return LANGUAGES.get(words[0].lower(), "") if words else ""
 
 
-def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str:
+def code_block(code: str, info: str, *, deadline: Deadline, color: bool) -> str:
     """Render a code block with its label and buttons; long blocks are collapsed. Raises OverBudgetError."""
     language = language_of(info)
     body = None
-    if colour and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:
+    if color and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:
         deadline.check()
         body, seconds = HIGHLIGHTER.html(code, language)
         deadline.charge(seconds)

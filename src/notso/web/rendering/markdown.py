@@ -77,7 +77,7 @@ class UnsafeHTMLError(ValueError):
     """Sanitized HTML still contains htmx markup, which is a bug. The text is shown as plain text."""
 
 
-def sanitise(html: str) -> str:
+def sanitize(html: str) -> str:
     """Reduce HTML to the allowed elements and attributes. Raises UnsafeHTMLError."""
     clean = _CLEANER.clean(html)
     if _HTMX_TAG.search(clean):
@@ -124,14 +124,14 @@ def _outlined(tag: str) -> str:
 
 class _Renderer(RendererHTML):
     def fence(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        deadline, colour = env["deadline"], bool(env["colour"])
+        deadline, color = env["deadline"], bool(env["color"])
         code, info = tokens[idx].content, tokens[idx].info
         if info.split()[:1] in (["math"], ["latex-math"]) and code.strip() and len(code) <= MAX_FORMULA_CHARACTERS:
             return formula_html(code, "block") + "\n"
-        return code_block(code, info, deadline=deadline, colour=colour)
+        return code_block(code, info, deadline=deadline, color=color)
 
     def code_block(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return code_block(tokens[idx].content, "", deadline=env["deadline"], colour=False)
+        return code_block(tokens[idx].content, "", deadline=env["deadline"], color=False)
 
     def heading_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return f"<{_outlined(tokens[idx].tag)}>"
@@ -268,10 +268,10 @@ def render_block(text: str, budget: Budget) -> str:
         return budget.take(render_within(text, deadline))
 
 
-def render_within(text: str, deadline: Deadline, *, colour: bool = True) -> str:
+def render_within(text: str, deadline: Deadline, *, color: bool = True) -> str:
     """Render text, as plain text if a paragraph is too long or sanitizing fails. Raises OverBudgetError."""
     try:
-        return sanitise(_MARKDOWN.render(text, {"colour": colour, "deadline": deadline}))
+        return sanitize(_MARKDOWN.render(text, {"color": color, "deadline": deadline}))
     except (RecursionError, UnsafeHTMLError, _LongParagraphError):
         return render_plain(text)
 

@@ -95,7 +95,7 @@ class StreamingMarkdown:
         if self._tail_is_slow or len(tail) > MAX_TAIL_CHARACTERS or self._budget.spent:
             return render_plain(tail)
         try:
-            return render_within(complete(tail), Deadline(TICK_SECONDS), colour=False)
+            return render_within(complete(tail), Deadline(TICK_SECONDS), color=False)
         except OverBudgetError:
             self._tail_is_slow = True
             return render_plain(tail)

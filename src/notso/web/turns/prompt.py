@@ -77,7 +77,7 @@ def _result(use: ToolUse) -> str:
 
 SUMMARY_HEADING = "Summary of the conversation so far:"
 SUMMARY_REQUEST = (
-    "Summarise our conversation so far in a few short paragraphs. Keep names, numbers, decisions and open questions."
+    "Summarize our conversation so far in a few short paragraphs. Keep names, numbers, decisions and open questions."
     " Write only the summary."
 )
 

@@ -84,7 +84,7 @@ class ToolCalls:
         self.uses.append(use)
         return use
 
-    async def finalise(self, content_length: int) -> bool:
+    async def finalize(self, content_length: int) -> bool:
         """Run all open calls in order. Return False if stopped.
 
         `content_length`: characters of the answer so far.
@@ -92,7 +92,7 @@ class ToolCalls:
         self.uses = [
             replace(each, round_end=content_length) if each.round == self._round else each for each in self.uses
         ]
-        self._running = asyncio.ensure_future(self._finalise())
+        self._running = asyncio.ensure_future(self._finalize())
         try:
             await asyncio.wait([self._running])
             if not self._running.cancelled():
@@ -130,7 +130,7 @@ class ToolCalls:
         self.question = self.asking = None
         return True
 
-    async def _finalise(self) -> None:
+    async def _finalize(self) -> None:
         in_round = 0
         for at, use in enumerate(self.uses):
             if use.is_final:

@@ -249,7 +249,7 @@ class TurnConsumer:
             self._note = words["note_tool_rounds"].format(rounds=MAX_ROUNDS)
             return False
         self.finish_reason = None
-        if self.turn.cancelled or not await self.calls.finalise(len(self._text["answer"])) or self.turn.cancelled:
+        if self.turn.cancelled or not await self.calls.finalize(len(self._text["answer"])) or self.turn.cancelled:
             return False
         self._separate |= set(CHANNELS)
         self._status_line = self._status_line.next_part(time.monotonic())

@@ -172,7 +172,7 @@ BUDGET = st.builds(MemoryBudget, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, TEXT)
 INFO = st.builds(
     ModelInfo,
     *(TEXT, TEXT, st.booleans(), WHOLE, WHOLE, WHOLE),
-    quantisation=st.dictionaries(TEXT, WHOLE, max_size=3),
+    quantization=st.dictionaries(TEXT, WHOLE, max_size=3),
     device=TEXT,
     threads=WHOLE,
     layers_without_rope=tuples(WHOLE),

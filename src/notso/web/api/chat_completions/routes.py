@@ -155,7 +155,7 @@ class ChatSerializer:
             untold = logprobs_body(event.logprobs, ()) if event.logprobs else None
             yield data_event(chunk(number, {}, choice.reason, untold, timings=report))
 
-    async def finalise(self, added: Mapping[str, Any] | None = None) -> None: ...
+    async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
         if self._asked.include_usage:

@@ -246,7 +246,7 @@ class TextSerializer:
             untold = legacy(event.logprobs, written) if event.logprobs else None
             yield self._sse_event(number, "", choice.reason, untold, timings=timings([choice]))
 
-    async def finalise(self, added: Mapping[str, Any] | None = None) -> None: ...
+    async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
         if self._asked.include_usage:

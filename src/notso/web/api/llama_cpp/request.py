@@ -334,7 +334,7 @@ class NativeSerializer:
             self._stopped_by[number] = event.stop
             yield data_event(self._final(number) | {"content": "", "tokens": []})
 
-    async def finalise(self, added: Mapping[str, Any] | None = None) -> None: ...
+    async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
         yield from ()

@@ -169,7 +169,7 @@ class MessageSerializer:
             if text:
                 yield from self._say(text)
 
-    async def finalise(self, added: Mapping[str, Any] | None = None) -> None: ...
+    async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}

@@ -80,7 +80,7 @@ class OllamaSerializer:
             case "tool_call" if event.tool_call is not None:
                 yield self._line(self._piece(calls=[_call(len(self._choice.tool_calls) - 1, event.tool_call)]))
 
-    async def finalise(self, added: Mapping[str, Any] | None = None) -> None: ...
+    async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
         # The last line contains the counts, and the log probabilities of final tokens without visible text.
@@ -294,7 +294,7 @@ def _installed_entry(installed: Installed) -> dict[str, Any]:
             "format": "gguf",
             "family": FAMILY,
             "families": [FAMILY],
-            "quantization_level": model.quantisation or "unknown",
+            "quantization_level": model.quantization or "unknown",
         },
     }
 
@@ -306,7 +306,7 @@ def _details(info: ModelInfo) -> dict[str, Any]:
         "family": FAMILY,
         "families": [FAMILY],
         "parameter_size": _in_short(info.parameter_count),
-        "quantization_level": _main_format(info.quantisation),
+        "quantization_level": _main_format(info.quantization),
         "context_length": info.context_tokens,
     }
 

@@ -232,7 +232,9 @@ class SamplingFields(AbsentSamplerFields):
 SAMPLING_NOTES: Notes = {
     "model": works("a name listed by `GET /v1/models`; optional"),
     **sampling_notes("openai"),
-    "n": works("number of choices, at most the server's limit of concurrent responses; with a seed, choice i uses seed + i"),
+    "n": works(
+        "number of choices, at most the server's limit of concurrent responses; with a seed, choice i uses seed + i"
+    ),
     "stream": works("true: events with chunks"),
     "stream_options": works("`include_usage` adds a final chunk with token counts"),
     "return_progress": works("true: chunks with `prompt_progress` during prefill"),

@@ -125,7 +125,7 @@ class ResponseSerializer:
         self._item["results"] = [dict(each) for each in search.results] if search.shows_results else None
         yield from self._done("completed")
 
-    async def finalise(self, added: Mapping[str, Any] | None = None) -> None:
+    async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         # Store the response before reporting completion. Messages that were dropped from the prompt are not stored, so
         # that a chain of responses does not outgrow the context.
         if self.asked.keep:

@@ -267,7 +267,7 @@ _BODIES: dict[str, Any] = {
         **dict.fromkeys(("total_slots", "n_params", "size", "threads"), "integer"),
         **dict.fromkeys(("model_alias", "model_path", "build_info", "chat_template", "bos_token"), "string"),
         **dict.fromkeys(("eos_token", "device", "kernels", "kv_format"), "string"),
-        **dict.fromkeys(("modalities", "quantisation"), "object"),
+        **dict.fromkeys(("modalities", "quantization"), "object"),
         **dict.fromkeys(("is_demo", "is_sleeping"), "boolean"),
     },
     "GET /slots": [{"id": "integer", "n_ctx": "integer", "is_processing": "boolean"}],

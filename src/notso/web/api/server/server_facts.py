@@ -43,7 +43,7 @@ async def props(services: Services) -> Response:
             "eos_token": info.end_token,
             "n_params": info.parameter_count,
             "size": info.size_bytes,
-            "quantisation": dict(info.quantisation),
+            "quantization": dict(info.quantization),
             "device": info.device,
             "kernels": info.kernels,
             "threads": info.threads,

@@ -238,7 +238,7 @@ def release() -> str:
 def fingerprint(info: ModelInfo) -> str:
     """Return a value that changes with anything that may change an answer."""
     # Release, model file and cache format.
-    parts = (release(), info.name, info.size_bytes, info.parameter_count, sorted(info.quantisation.items()))
+    parts = (release(), info.name, info.size_bytes, info.parameter_count, sorted(info.quantization.items()))
     digest = hashlib.sha256(repr((parts, info.kv_format)).encode()).hexdigest()
     return f"fp_{digest[:12]}"
 

@@ -73,13 +73,13 @@ class ReceiptSerializer:
         else:
             yield from frames
 
-    async def finalise(self, added: Mapping[str, Any] | None = None) -> None:
+    async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         made = [
             await asyncio.to_thread(self._receipt, *each) for each in zip(self._submissions, self._records, strict=True)
         ]
         self._receipts = made[0] if len(made) == 1 else made
         # The response that the inner serializer stores for later retrieval also contains the receipts.
-        await self.inner.finalise({**(added or {}), FIELD: self._receipts})
+        await self.inner.finalize({**(added or {}), FIELD: self._receipts})
 
     def closing(self) -> Iterator[bytes]:
         frames = [*self._held, *self.inner.closing()]

@@ -260,7 +260,7 @@ class ResumableStream:
                     if self.record is not None:
                         self.record.take(item[1])
                     self._tell(await sse_events_of(serializer, *item))
-            await serializer.finalise()
+            await serializer.finalize()
             self._tell(await closing_events_of(serializer) if self.log is not None else ())
         except (ApiError, NotsoError) as error:  # every reader receives the error, too
             self._tell((await failure_event_of(serializer, api_error_of(error)),))

@@ -31,7 +31,7 @@ class Serializer(Protocol):
     def take(self, number: int, event: Event) -> Iterable[bytes]:
         """Return an event's frames. Raises the error of an `error` event."""
 
-    async def finalise(self, added: Mapping[str, Any] | None = None) -> None:
+    async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         """Complete the response before its end is sent, for example by storing it with the fields `added`."""
 
     def closing(self) -> Iterable[bytes]: ...

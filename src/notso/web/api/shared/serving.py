@@ -284,7 +284,7 @@ async def sse_events(
                 continue
             for sse_event in await sse_events_of(serializer, *item):
                 yield sse_event
-        await serializer.finalise()
+        await serializer.finalize()
         for sse_event in await closing_events_of(serializer):
             yield sse_event
     except Exception as error:
@@ -299,7 +299,7 @@ async def whole(running: RunningRequest, serializer: Serializer) -> Response:
         if item is not None:
             for _ in await sse_events_of(serializer, *item):
                 pass
-    await serializer.finalise()
+    await serializer.finalize()
     return await whole_response(serializer)
 
 

@@ -24,7 +24,7 @@ from notso.web.chat.chat_view import (
     read_turn,
 )
 from notso.web.chat.services import ChatServices, Services, models_of
-from notso.web.chat.submit import MAX_TITLE_CHARACTERS, documents_in, summarise
+from notso.web.chat.submit import MAX_TITLE_CHARACTERS, add_summary, documents_in
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
     Owner,
@@ -318,7 +318,7 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
     """Add a summary that replaces earlier messages in prompts."""
     fields = await read_form(request)
     view = await read_branch(services, owner, chat_id, last_shown(request, fields))
-    accepted, view = await summarise(services, owner, view, fields)
+    accepted, view = await add_summary(services, owner, view, fields)
     view = announce(request, services, owner, view)
     shown = await read_turn(services, owner, accepted, first=first_on(request))
     return await turns_view(request, services, owner, replace(shown, revision=view.revision))

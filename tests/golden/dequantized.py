@@ -1,4 +1,4 @@
-"""A copy of a GGUF file with every tensor in F32: the trained weights without the quantised arithmetic."""
+"""A copy of a GGUF file with every tensor in F32: the trained weights without the quantized arithmetic."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from notso.qtensor.gguf import GGUFFile
 from notso.qtensor.gguf_writer import GGUFWriter
 
 
-def write_dequantised(source: Path, out: Path) -> Path:
+def write_dequantized(source: Path, out: Path) -> Path:
     """Write `source` to `out` with the same metadata and, in F32, the same numbers that its blocks stand for."""
     with GGUFFile.open(source) as file, GGUFWriter(out, durable=False) as writer:
         for key, value in file.metadata.items():
             writer.add(key, value, file.metadata_types[key])
         for tensor in file.tensors.values():
-            values = np.ascontiguousarray(tensor.dequantise(), "<f4")
+            values = np.ascontiguousarray(tensor.dequantize(), "<f4")
             writer.add_tensor(tensor.name, tensor.shape, F32, values.reshape(-1).view(np.uint8))
     return out

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from golden import quantised
+from golden import quantized
 from golden.random_models import RandomModel
 from golden.reordered import write_reordered
 from smollm3.conversion.hf_folder_of import write_folder
@@ -17,7 +17,7 @@ from notso.qtensor import F32, GGUFFile, OperandError, QTensor
 from notso.smollm3 import Engine, InvalidRequestError, ModelFileError
 from notso.smollm3.conversion.converter import convert
 from notso.smollm3.conversion.importance import WINDOW_TOKENS
-from notso.smollm3.conversion.quantiser import MIXES, quantise
+from notso.smollm3.conversion.quantizer import MIXES, quantize
 from notso.smollm3.hub.registry import demo_path
 
 SMALL = RandomModel(layers=8, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400)
@@ -38,17 +38,17 @@ PERPLEXITY_MARGIN = 1.005
 def test_every_mix_is_made_of_a_file_and_of_a_folder(tmp_path: Path, mix: str) -> None:
     source, out = SMALL.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf"
     seen: list[tuple[str, int, int]] = []
-    size = quantise(source, out, mix, progress=lambda *told: seen.append(told))
+    size = quantize(source, out, mix, progress=lambda *told: seen.append(told))
     assert seen[-1] == ("writing", size, size)
     with GGUFFile.open(source) as floats, GGUFFile.open(out) as made:
         assert list(made.tensors) == list(floats.tensors)
         assert {tensor.format.name for tensor in made.tensors.values()} == FORMATS[mix]
         added = {"general.quantization_version": 2, "general.file_type": gguf.LlamaFileType[f"MOSTLY_{_theirs(mix)}"]}
         assert dict(made.metadata) == dict(floats.metadata) | added
-    quantise(source, tmp_path / "again.gguf", mix, threads=1)
+    quantize(source, tmp_path / "again.gguf", mix, threads=1)
     assert out.read_bytes() == (tmp_path / "again.gguf").read_bytes()
     folder = write_folder(SMALL, tmp_path / "folder")
-    quantise(folder, tmp_path / "of-folder.gguf", mix)
+    quantize(folder, tmp_path / "of-folder.gguf", mix)
     with GGUFFile.open(out) as made, GGUFFile.open(tmp_path / "of-folder.gguf") as other:
         for name, tensor in made.tensors.items():
             assert tensor.data.tobytes() == other.tensors[name].data.tobytes(), name
@@ -64,11 +64,11 @@ def test_a_text_says_which_columns_matter(tmp_path: Path) -> None:
     """A file and a folder give the same, and the file says by what it was made."""
     source = SMALL.write(tmp_path / "floats.gguf")
     told: list[str] = []
-    quantise(source, tmp_path / "made.gguf", "Q4_K_M", TEXT, 1, lambda what, done, total: told.append(what))
+    quantize(source, tmp_path / "made.gguf", "Q4_K_M", TEXT, 1, lambda what, done, total: told.append(what))
     assert list(dict.fromkeys(told)) == ["reading", "writing"]
-    quantise(source, tmp_path / "plain.gguf", "Q4_K_M", threads=1)
+    quantize(source, tmp_path / "plain.gguf", "Q4_K_M", threads=1)
     folder = write_folder(SMALL, tmp_path / "folder")
-    quantise(folder, tmp_path / "of-folder.gguf", "Q4_K_M", TEXT, 1)
+    quantize(folder, tmp_path / "of-folder.gguf", "Q4_K_M", TEXT, 1)
     assert {path.name for path in tmp_path.iterdir()} == {
         *("floats.gguf", "made.gguf", "plain.gguf", "folder", "of-folder.gguf")
     }
@@ -89,33 +89,33 @@ def test_a_text_says_which_columns_matter(tmp_path: Path) -> None:
 
 @LONG
 def test_no_worse_than_llama_cpp(tmp_path: Path) -> None:
-    """Trained weights that no blocks hold exactly; llama.cpp's figures are in golden/quantised.json."""
-    theirs = quantised.load()
+    """Trained weights that no blocks hold exactly; llama.cpp's figures are in golden/quantized.json."""
+    theirs = quantized.load()
     model = write_reordered(demo_path(), tmp_path / "f32.gguf")
-    known = quantised.measured(model)
+    known = quantized.measured(model)
     for mix, important, judged in (("Q4_K_M", True, True), ("Q5_K_M", False, False)):
-        out, name = tmp_path / "made.gguf", quantised.key(mix, important)
-        quantise(model, out, mix, ("conversations", quantised.text()) if important else None)
-        assert quantised.weight_error(out, model, known) < theirs[name].error, name
+        out, name = tmp_path / "made.gguf", quantized.key(mix, important)
+        quantize(model, out, mix, ("conversations", quantized.text()) if important else None)
+        assert quantized.weight_error(out, model, known) < theirs[name].error, name
         if judged:
-            ours = quantised.perplexity(out)
+            ours = quantized.perplexity(out)
             assert ours < PERPLEXITY_MARGIN * theirs[name].perplexity, name
 
 
 def test_other_programs_read_the_file(tmp_path: Path) -> None:
     source, out = SMALL.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf"
-    quantise(source, out, "Q5_K_M", TEXT, 1)
+    quantize(source, out, "Q5_K_M", TEXT, 1)
     with GGUFFile.open(out) as ours:
         for theirs in gguf.GGUFReader(out).tensors:
             mine = ours.tensors[theirs.name]
             assert theirs.tensor_type.name == mine.format.name
             numbers = gguf.quants.dequantize(theirs.data, theirs.tensor_type)
-            np.testing.assert_array_equal(numbers.reshape(mine.shape), mine.dequantise().reshape(mine.shape))
+            np.testing.assert_array_equal(numbers.reshape(mine.shape), mine.dequantize().reshape(mine.shape))
 
 
-def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
+def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"demo.gguf is already quantized: 'token_embd.weight' is Q6_K"):
-        quantise(demo_path(), tmp_path / "made.gguf")
+        quantize(demo_path(), tmp_path / "made.gguf")
     assert not list(tmp_path.iterdir())
 
 
@@ -129,15 +129,15 @@ def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_made_leaves_nothing(tmp_path: Path, mix: str, text: tuple[str, str] | None, words: str) -> None:
     for source in (SMALL.write(tmp_path / "floats.gguf"), write_folder(SMALL, tmp_path / "folder")):
         with pytest.raises(InvalidRequestError, match=words):
-            quantise(source, tmp_path / "made.gguf", mix, text)
+            quantize(source, tmp_path / "made.gguf", mix, text)
     assert {path.name for path in tmp_path.iterdir()} == {"floats.gguf", "folder"}
 
 
 def test_rows_that_are_no_whole_blocks(tmp_path: Path) -> None:
     odd = RandomModel(layers=1)
     with pytest.raises(InvalidRequestError, match="rows of 384 values are not a multiple of Q6_K"):
-        quantise(odd.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf", "Q6_K")
-    quantise(tmp_path / "floats.gguf", tmp_path / "made.gguf", "Q8_0")
+        quantize(odd.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf", "Q6_K")
+    quantize(tmp_path / "floats.gguf", tmp_path / "made.gguf", "Q8_0")
 
 
 def test_numbers_that_no_block_holds(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_numbers_that_no_block_holds(tmp_path: Path) -> None:
     folder = write_folder(broken, tmp_path / "folder")
     for source in (broken.write(tmp_path / "floats.gguf"), folder):
         with pytest.raises(OperandError, match=said):
-            quantise(source, tmp_path / "made.gguf")
+            quantize(source, tmp_path / "made.gguf")
     with pytest.raises(OperandError, match=r"tensor 'blk\.0\.ffn_up': NaN or infinity cannot be stored as F16"):
         convert(folder, tmp_path / "made.gguf", "F16")
     assert {path.name for path in tmp_path.iterdir()} == {"floats.gguf", "folder"}
@@ -161,11 +161,11 @@ def test_numbers_that_no_block_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mix", "most"), [("Q4_K_M", "Q4_K"), pytest.param("Q5_K_M", "Q5_K", marks=LONG)])
 def test_what_makes_the_logits_has_more_bits_and_nothing_else_of_that_size(tmp_path: Path, mix: str, most: str) -> None:
-    """As llama.cpp's quantiser: without a head the embedding is one."""
+    """As llama.cpp's quantizer: without a head the embedding is one."""
     for tied, embedding in ((True, "Q6_K"), (False, most)):
         model, made = replace(SMALL, tied=tied), tmp_path / f"made-{tied}.gguf"
         folder = write_folder(model, tmp_path / f"folder-{tied}")
-        quantise(model.write(tmp_path / f"floats-{tied}.gguf"), made, mix)
+        quantize(model.write(tmp_path / f"floats-{tied}.gguf"), made, mix)
         convert(folder, tmp_path / "converted.gguf", mix)
         for path in (made, tmp_path / "converted.gguf"):
             with GGUFFile.open(path) as file:
@@ -176,7 +176,7 @@ def test_what_makes_the_logits_has_more_bits_and_nothing_else_of_that_size(tmp_p
 
 def test_norms_stay_as_they_are(tmp_path: Path) -> None:
     source = SMALL.write(tmp_path / "floats.gguf")
-    quantise(source, tmp_path / "made.gguf", "Q8_0")
+    quantize(source, tmp_path / "made.gguf", "Q8_0")
     with GGUFFile.open(source) as floats, GGUFFile.open(tmp_path / "made.gguf") as made:
         norm: QTensor = made.tensors["blk.3.attn_norm.weight"]
         assert norm.format == F32

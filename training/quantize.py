@@ -1,4 +1,4 @@
-"""Fake quantisation for training: weights as Q4_K (groups of 32 with a minimum) and Q6_K (groups of 16) hold them."""
+"""Fake quantization for training: weights as Q4_K (groups of 32 with a minimum) and Q6_K (groups of 16) hold them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def is_q6_k(name: str, layers: int) -> bool:
 
 
 @contextmanager
-def quantised_weights(model: torch.nn.Module, enabled: bool) -> Iterator[None]:
-    """Inside, matrices hold their quantised values; after it their exact ones (a straight-through gradient)."""
+def quantized_weights(model: torch.nn.Module, enabled: bool) -> Iterator[None]:
+    """Inside, matrices hold their quantized values; after it their exact ones (a straight-through gradient)."""
     if not enabled:
         yield
         return

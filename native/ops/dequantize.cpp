@@ -1,6 +1,6 @@
-// Rows of quantised weights back to floats, for embeddings. One plain implementation for every machine: a step reads a
+// Rows of quantized weights back to floats, for embeddings. One plain implementation for every machine: a step reads a
 // handful of rows, so speed does not matter here.
-#include "ops/dequantise.h"
+#include "ops/dequantize.h"
 
 #include <cstring>
 
@@ -93,7 +93,7 @@ int64_t bytes_per_row(Format format, int64_t k) {
   }
 }
 
-void dequantise_row(Format format, const uint8_t* row, int64_t k, float* out) {
+void dequantize_row(Format format, const uint8_t* row, int64_t k, float* out) {
   switch (format) {
     case Format::F32:
       std::memcpy(out, row, size_t(k) * 4);

@@ -1,6 +1,6 @@
-"""What llama.cpp's quantiser makes of the reordered demo model, as figures: perplexity, and errors of the weights.
+"""What llama.cpp's quantizer makes of the reordered demo model, as figures: perplexity, and errors of the weights.
 
-    python tests/golden/quantised.py        make quantised.json anew; llama-cpp-python as for make_goldens.py
+    python tests/golden/quantized.py        make quantized.json anew; llama-cpp-python as for make_goldens.py
 
 Both ends are read by our engine. Judged is what the model was trained to write, in conversations that it has not seen;
 what inputs matter is measured on others, as text with their control tokens spelt out.
@@ -31,7 +31,7 @@ from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.model.weights import FILE_TYPES
 from training.corpus import sample
 
-FILE = Path(__file__).with_name("quantised.json")
+FILE = Path(__file__).with_name("quantized.json")
 SEED = 20_261_125  # not used in training
 JUDGED, JUDGED_TOKENS = 24, 400
 """Conversations, and the tokens that are read of each."""
@@ -80,7 +80,7 @@ def perplexity(path: Path) -> float:
 
 
 def figures(made: Path, model: Path, known: Importance) -> Figures:
-    """Of a quantised file, and the floats it was made of."""
+    """Of a quantized file, and the floats it was made of."""
     return Figures(perplexity(made), weight_error(made, model, known))
 
 
@@ -88,8 +88,8 @@ def weight_error(made: Path, model: Path, known: Importance) -> float:
     wrong = whole = 0.0
     with GGUFFile.open(made) as ours, GGUFFile.open(model) as floats:
         for name, columns in known.of.items():
-            exact = floats.tensors[name].dequantise()
-            wrong += float((columns * np.square(ours.tensors[name].dequantise() - exact)).sum(dtype=np.float64))
+            exact = floats.tensors[name].dequantize()
+            wrong += float((columns * np.square(ours.tensors[name].dequantize() - exact)).sum(dtype=np.float64))
             whole += float((columns * np.square(exact)).sum(dtype=np.float64))
     return wrong / whole
 
@@ -112,7 +112,7 @@ def main() -> None:
         for mix in ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"):
             for important in (False, True):
                 out = Path(folder, "made.gguf")
-                live.quantise(model, out, FILE_TYPES[mix], dict(known.of) if important else None)
+                live.quantize(model, out, FILE_TYPES[mix], dict(known.of) if important else None)
                 found[key(mix, important)] = asdict(figures(out, model, known))
     content = {"source": live.versions("llama_cpp"), "figures": found}
     FILE.write_text(json.dumps(content, indent=1) + "\n")

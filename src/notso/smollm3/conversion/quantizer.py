@@ -25,7 +25,7 @@ _SUFFIX = ".weight"
 _REPLACED = ("general.file_type", "general.quantization_version", "quantize.imatrix.")
 
 
-def quantise(
+def quantize(
     source: Path,
     out: Path,
     mix: str = Q4_K_M,
@@ -42,18 +42,18 @@ def quantise(
     if mix not in MIXES:
         raise InvalidRequestError(f"type {quoted(mix)} is not supported; choices: {', '.join(MIXES)}", param="type")
     if not source.is_dir():
-        return _quantise_file(source, out, mix, text, threads, progress)
+        return _quantize_file(source, out, mix, text, threads, progress)
     if text is None:
         return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
     floats = out.with_name(f".{out.name}.{os.getpid()}.floats")
     try:  # measuring importance requires a GGUF file
         convert(source, floats, _type_of(source), lambda done, total: progress("joining", done, total), threads)
-        return _quantise_file(floats, out, mix, text, threads, progress)
+        return _quantize_file(floats, out, mix, text, threads, progress)
     finally:
         floats.unlink(missing_ok=True)
 
 
-def _quantise_file(
+def _quantize_file(
     source: Path, out: Path, mix: str, text: tuple[str, str] | None, threads: int | None, progress: Progress
 ) -> int:
     with GGUFFile.open(source) as file:
@@ -110,7 +110,7 @@ def _say_how(writer: GGUFWriter, mix: str, text_name: str, measured: Importance 
 def _rows(tensor: QTensor) -> Iterator[npt.NDArray[np.float32]]:
     step = max(1, CHUNK_VALUES // tensor.cols)
     for start in range(0, tensor.rows, step):
-        yield tensor.dequantise(start, min(start + step, tensor.rows))
+        yield tensor.dequantize(start, min(start + step, tensor.rows))
 
 
 def _type_of(folder: Path) -> str:
