@@ -195,7 +195,7 @@ def test_many_chats_are_deleted_and_brought_back(serve: Serve, open_page: Open, 
     expect(page.get_by_role("row").filter(has_text="Two")).to_contain_text("archived")
     page.get_by_label(table("en")["archive_all"]).check()
     page.get_by_role("button", name="Delete").click()
-    expect(page.get_by_text("3 deleted.")).to_be_visible()
+    expect(page.get_by_text("3 chats deleted.")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
     page.goto(url)
     expect(page.locator("#chat-list li > a")).to_have_text(["Three", "One"])

@@ -29,10 +29,10 @@ def chat(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> Callab
 def test_text_behind_an_unknown_command_is_never_lost(chat: Callable[..., Page], demo: DemoEngine) -> None:
     page = chat()
     text, problem = page.locator("#text"), page.locator("#composer-problem")
-    typed = "/summarize the following text for me: " + "blah " * 300 + "end"
+    typed = "/summarise the following text for me: " + "blah " * 300 + "end"
     text.fill(typed)
     text.press("Enter")
-    expect(problem).to_contain_text("Unknown command /summarize. Press Enter again to send it as a message.")
+    expect(problem).to_contain_text("Unknown command /summarise. Press Enter again to send it as a message.")
     assert text.input_value() == typed and page.locator("article.user").count() == 1
     page.reload()
     assert text.input_value() == typed, "the draft is kept whole"

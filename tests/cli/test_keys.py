@@ -55,7 +55,7 @@ def test_a_user_is_removed_by_key_or_name(notso: Notso, tmp_path: Path) -> None:
     notso("keys", "revoke", "ann", *where)
     notso("keys", "add", "ann", *where)
     several = notso("keys", "remove", "ann", *where)
-    assert several.code == 2 and "2 keys are named ann: name one by its id: " in several.err
+    assert several.code == 2 and "2 keys are named ann: use an id: " in several.err
     ids = [each["id"] for each in json.loads(notso("keys", "--json", *where).out) if each["name"] == "ann"]
     assert len(ids) == 2 and all(each in several.err for each in ids)
     for each in ids:

@@ -26,5 +26,5 @@ def test_one_that_stands_still_is_not(busy: dict[str, int]) -> None:
     heart, stats = Heartbeat(), EngineStats(steps_total=3, **busy)
     heart.beat(stats, 10.0)
     heart.beat(stats, 10.0 + STILL_SECONDS)
-    with pytest.raises(EngineError, match="no step for 121 s"):
+    with pytest.raises(EngineError, match="not completed a step for 121 s"):
         heart.beat(stats, 11.0 + STILL_SECONDS)

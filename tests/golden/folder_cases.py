@@ -144,7 +144,7 @@ REFUSED = [
     FolderCase("YaRN without a factor", {"rope_scaling": {"rope_type": "yarn"}}, refused="has no factor"),
     FolderCase("an attention factor of nothing", {"rope_parameters": YARN | {"attention_factor": 0.0}},
                refused="attention_factor of the rope scaling is out of range"),
-    FolderCase("a part of each head", {"partial_rotary_factor": 0.5}, refused="must be 1, not 0.5"),
+    FolderCase("a part of each head", {"partial_rotary_factor": 0.5}, refused="is 0.5, which is not supported"),
     FolderCase("a window", {"use_sliding_window": True, "sliding_window": 16}, refused="use_sliding_window is True"),
     FolderCase("attention to what follows", {"is_causal": False}, refused="is_causal is False"),
     FolderCase("a field of tomorrow", {"residual_scale": 0.5}, refused="unknown field 'residual_scale'"),

@@ -29,7 +29,7 @@ def test_they_are_listed_without_running_any() -> None:
 
 @pytest.mark.parametrize(
     ("names", "why"),
-    [(("nobody",), "no plugin 'nobody' is installed"), (("kind", "kind"), "twice"), (("",), "is installed")],
+    [(("nobody",), "no plugin 'nobody' is installed"), (("kind", "kind"), "more than once"), (("",), "is installed")],
 )
 def test_a_name_that_is_none_is_refused(names: tuple[str, ...], why: str) -> None:
     with pytest.raises(PluginError, match=why):

@@ -199,7 +199,7 @@ def test_a_prefix_in_another_message_and_one_that_was_dropped(engine: Engine) ->
 
 @pytest.mark.parametrize("prefix", [FixedPrefix(1, 0), FixedPrefix(0, 6)])
 def test_a_prefix_behind_the_messages_is_refused(engine: Engine, prefix: FixedPrefix) -> None:
-    with pytest.raises(InvalidRequestError, match="behind the messages") as refused:
+    with pytest.raises(InvalidRequestError, match="after the end of the messages") as refused:
         engine.submit([Message("user", "Hello")], FEW, RequestOptions(prefix=prefix))
     assert refused.value.param == "prefix"
     with pytest.raises(InvalidRequestError, match="requires messages"):

@@ -221,7 +221,7 @@ def test_a_long_text_is_indexed_in_a_child_and_mapped(
         assert np.array_equal(ours, theirs) and ours.dtype == theirs.dtype
         assert not theirs.flags.writeable and ours.flags.writeable
     for each in (b"", b"\0" * 16 + b"more", (1 << 40).to_bytes(8, "little") * 2, b"\xff" * 16):
-        with pytest.raises(ConfinedWorkError, match="invalid"):
+        with pytest.raises(ConfinedWorkError, match="index"):
             quote_index_child.unpacked(each, 10)
     monkeypatch.setattr(quote_index_child, "PROGRAM", "raise SystemExit(1)")
     assert np.array_equal(Quotes(quotes._tokenizer).index(source, escaped=escaped).starts, here.starts), "built here"

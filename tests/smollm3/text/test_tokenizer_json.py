@@ -84,5 +84,5 @@ def test_a_huge_tokenizer_json_is_not_read(
     tmp_path: Path, small_metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch, small_json: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("notso.smollm3.text.tokenizer.MAX_TOKENIZER_JSON_BYTES", 1000)
-    with pytest.raises(ModelFileError, match="more than 1000 bytes"):
+    with pytest.raises(ModelFileError, match="larger than 1000 bytes"):
         Tokenizer.from_gguf(small_metadata, _write(tmp_path, small_json))

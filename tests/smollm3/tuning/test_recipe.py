@@ -14,7 +14,7 @@ from notso.smollm3.tuning.trainer import Recipe
 )
 def test_numbers_out_of_range_are_named(field: dict[str, float]) -> None:
     (name,) = field
-    with pytest.raises(InvalidRequestError, match=f"{name} is"):
+    with pytest.raises(InvalidRequestError, match=f"{name} must be"):
         Recipe(**field)  # type: ignore[arg-type]
 
 

@@ -121,7 +121,7 @@ def test_a_template_without_an_end_token_is_named(tokenizer: Tokenizer) -> None:
         ('{"text": "x"}', "line 2: a row needs messages, or a prompt and a completion"),
         ('{"messages": []}', "line 2: messages must be a list of messages"),
         ('{"messages": [{"role": "robot", "content": "x"}]}', "an invalid role"),
-        ('{"messages": [{"role": "user", "content": 7}]}', "an invalid role or no text"),
+        ('{"messages": [{"role": "user", "content": 7}]}', "an invalid role or content"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "there is no answer to train on"),
         ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": [7]}]}', "a tool call needs a function"),
         ('{"messages": [{"role": "user", "content": "x"}], "tools": 1}', "tools must be a list of objects"),

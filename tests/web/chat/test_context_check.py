@@ -28,7 +28,7 @@ def messages_of(server: Any, chat_id: str) -> Any:
 def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server: Any) -> None:
     refused = server.client.post("/chats", data={"text": "w " * 5000, "key": new_id()})
     assert refused.status_code == 400
-    assert "it needs 5,021 tokens, the context has 4,096" in refused.text
+    assert "would need 5,021 tokens, but the context has only 4,096" in refused.text
     assert "w w w" in refused.text, "the text is still in the input"
     assert server.on_loop(lambda: server.shared.store.chats("local")) == []
     asked = server.ask("Hello")
@@ -46,7 +46,7 @@ def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server:
 def test_what_is_too_long_to_be_counted_is_refused_with_a_bound(start: Start) -> None:
     server = start(Engine.load).ready()
     refused = server.client.post("/chats", data={"text": "w " * 90_000, "key": new_id()})
-    assert refused.status_code == 400 and re.search(r"it needs ≥ [\d,]+ tokens", refused.text)
+    assert refused.status_code == 400 and re.search(r"would need ≥ [\d,]+ tokens", refused.text)
     gauge = server.client.post("/estimate", data={"text": "w " * 90_000}, headers=FRAGMENT)
     assert gauge.status_code == 200 and re.search(r"≥ [\d,]+ / 4,096", gauge.text) and "over by" not in gauge.text
 

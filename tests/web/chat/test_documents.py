@@ -80,7 +80,7 @@ def test_a_document_is_uploaded_parsed_shown_and_deleted(start: Callable[..., An
     hits = server.client.get("/documents?q=STORKS").text
     assert "second page of storks" in hits and "page 2" in hits
     nothing = server.client.get("/documents?q=walrus").text
-    assert "Nothing in 2 documents mentions these words." in nothing
+    assert "No matches in 2 documents." in nothing
     file = server.client.get(f"/documents/{found['id']}/file")
     assert file.content == pdf and file.headers["content-disposition"].startswith("attachment")
     assert file.headers["content-type"] == "application/octet-stream"

@@ -169,7 +169,7 @@ def test_every_part_needs_documents_and_not_too_many(
     engine = ScriptedEngine(counting)
     server = start(engine).ready()
     refused = ask(server, "How many?", every="on")
-    assert refused.status_code == 400 and "parts of documents" in refused.text
+    assert refused.status_code == 400 and "parts in total" in refused.text
     found = upload(server, "book.pdf", text_pdf(*([page] for page in book(60, 9, 2))))
     assert "Ask every part" in server.client.get(f"/documents/{found['id']}").text
     monkeypatch.setattr(submit, "MAX_PARTS", 2)

@@ -130,7 +130,7 @@ def test_archived_chats_leave_the_list_and_are_found(server: Any) -> None:
     assert put in server.client.get(f"/chats/{put}").text
     done = server.client.post("/archive", data={"action": "unarchive", f"chat-{put}": "on"})
     assert done.status_code == 303, "going back must not offer to send the form again"
-    assert "1 unarchived." in server.client.get(done.headers["location"]).text
+    assert "1 chat unarchived." in server.client.get(done.headers["location"]).text
     assert put in server.client.get("/chats", headers=FRAGMENT).text
 
 
@@ -140,7 +140,7 @@ def test_many_chats_are_deleted_at_once_and_that_can_be_undone(server: Any) -> N
     done = server.client.post("/archive", data={"action": "delete", "filter": "a b", "sort": "title"} | chosen)
     assert done.status_code == 303 and done.headers["location"].startswith("/archive?q=a+b&sort=title&")
     shown = server.client.get(done.headers["location"]).text
-    assert "3 deleted." in shown
+    assert "3 chats deleted." in shown
     assert {each.id for each in chats(server)} == set(ids[3:])
     [undo] = re.findall(r'action="(/archive/undo/[0-9a-f]+)"', shown)
     assert server.client.post(undo).headers["location"] == "/archive"

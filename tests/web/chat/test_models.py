@@ -110,7 +110,7 @@ def test_an_answer_under_way_goes_on_to_its_end(start: Start, own_home: Path) ->
     server = start(engine, model_registry=ModelRegistry(lambda path: named("demo"))).ready()
     asked = server.ask("Hello")
     server.wait(lambda: engine.stats().running == 1)
-    assert "Waits for running responses (1)" in text_of(page(server))
+    assert "Switching waits for running responses (1)" in text_of(page(server))
     server.client.post("/models/switch", data={"model": "demo"})
     later = server.ask("And now?")
     engine.gate.set()

@@ -242,7 +242,7 @@ def test_members_share_a_project_and_its_salt_but_no_chats(start: Start, tmp_pat
     member = re.findall(r'name="member" value="([^"]+)"', ann.get(page).text)
     assert len(member) == 1 and ann.post(f"{page}/members/remove", data={"member": member[0]}).status_code == 303
     assert bob.get(page).status_code == 404 and "Birds" not in bob.get("/").text
-    assert bob.get("/documents?q=heron").text.count("Nothing in 0 documents") == 1
+    assert bob.get("/documents?q=heron").text.count("No matches in 0 documents") == 1
 
 
 def test_a_member_reads_nothing_again(start: Start, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ ENTRIES: dict[str, Entry] = {
     "POST /archive": Entry(
         form={"action": "delete", "chat-{busy_chat}": "on", "chat-{asking_chat}": "on"}, others=FOUND
     ),
-    "POST /undo": Entry(form={"{trash_id}": "on"}),
+    "POST /archive/undo/{trash_id}": _form(),
     "POST /undo/{trash_id}": _form(),
     "GET /chats/{chat_id}": OWNED,
     "GET /chats/{chat_id}/turns": OWNED,
@@ -587,5 +587,5 @@ def test_a_stop_before_the_owner_is_checked_is_found(world: World, monkeypatch: 
 def test_a_route_without_a_mark_is_not_registered() -> None:
     router = APIRouter()
     router.add_api_route("/open", lambda: None)
-    with pytest.raises(TypeError, match="/open does not say who may use it"):
+    with pytest.raises(TypeError, match="/open has no access mark"):
         include_marked(FastAPI(), router)

@@ -179,7 +179,7 @@ def test_idle_models_are_unloaded_and_come_back(start: Start, folder: Path) -> N
     server = shelf.serve(start, keep_alive_seconds=0)
     server.wait(lambda: shelf.order == ["load One-Q4_K_M", "close One-Q4_K_M"])
     assert server.client.get("/health").status_code == 200 and server.client.get("/props").json()["is_sleeping"]
-    assert "Unloaded after" in server.client.get("/models").text
+    assert "The model was unloaded" in server.client.get("/models").text
     assert server.client.get("/v1/models").json()["data"][0]["meta"]["loaded"] is False
     assert ask(server) == "by One-Q4_K_M"
     server.wait(lambda: shelf.order[2:] == ["load One-Q4_K_M", "close One-Q4_K_M"])

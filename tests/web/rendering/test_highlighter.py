@@ -19,35 +19,35 @@ PLAIN = "int main(void) { return 0; }\n"
 
 
 @pytest.fixture
-def colours() -> Iterator[Highlighter]:
+def colors() -> Iterator[Highlighter]:
     made = Highlighter()
     yield made
     made.close()
 
 
-def test_it_writes_what_the_library_writes(colours: Highlighter) -> None:
+def test_it_writes_what_the_library_writes(colors: Highlighter) -> None:
     for text, language in ((PLAIN, "c"), ("def f(x): return '<&>\u2028'", "python"), ("", "json"), ("\n\n x", "yaml")):
         whole = highlight(text, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
-        assert colours.html(text, language)[0] == whole
+        assert colors.html(text, language)[0] == whole
 
 
 def test_what_takes_too_long_is_plain_and_the_next_has_colors(colors: Highlighter) -> None:
-    assert colours.html(SLOW, "c") == (None, BLOCK_SECONDS)
-    assert "<span" in str(colours.html(PLAIN, "c")[0])
+    assert colors.html(SLOW, "c") == (None, BLOCK_SECONDS)
+    assert "<span" in str(colors.html(PLAIN, "c")[0])
 
 
-def test_a_process_that_was_killed_is_started_again(colours: Highlighter) -> None:
-    colours.html(PLAIN, "c")
-    assert colours._process is not None
-    colours._process.kill()
-    colours._process.wait()
-    colours.html(PLAIN, "c")
-    assert "<span" in str(colours.html(PLAIN, "c")[0])
+def test_a_process_that_was_killed_is_started_again(colors: Highlighter) -> None:
+    colors.html(PLAIN, "c")
+    assert colors._process is not None
+    colors._process.kill()
+    colors._process.wait()
+    colors.html(PLAIN, "c")
+    assert "<span" in str(colors.html(PLAIN, "c")[0])
 
 
-def test_where_no_process_can_be_had_code_is_plain(colours: Highlighter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_process_can_be_had_code_is_plain(colors: Highlighter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code.sys, "executable", "/nowhere")
-    assert colours.html(PLAIN, "c")[0] is None
+    assert colors.html(PLAIN, "c")[0] is None
 
 
 def test_the_time_of_the_process_is_the_message_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +55,9 @@ def test_the_time_of_the_process_is_the_message_s(monkeypatch: pytest.MonkeyPatc
     budget = Budget(1_000.0)
     for _ in range(2):
         with budget.spending() as deadline:
-            assert "<span" not in code_block(PLAIN, "c", deadline=deadline, colour=True).partition("<pre>")[2]
+            assert "<span" not in code_block(PLAIN, "c", deadline=deadline, color=True).partition("<pre>")[2]
     with pytest.raises(OverBudgetError), budget.spending() as deadline:
-        code_block(PLAIN, "c", deadline=deadline, colour=True)
+        code_block(PLAIN, "c", deadline=deadline, color=True)
     assert budget.spent
 
 

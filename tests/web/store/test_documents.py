@@ -111,7 +111,7 @@ def test_others_see_nothing_and_everyone_reads_what_is_for_everyone(kept: Kept) 
             assert not await theirs.delete(owner, common.id) and not await theirs.retry(owner, common.id)
         assert not await theirs.delete("eve", mine.id)
         for library in (mine.library_id, common.library_id):
-            with pytest.raises(StorageError, match="no such library"):
+            with pytest.raises(StorageError, match="the library does not exist"):
                 await theirs.add("eve", library, "mine.txt", b"mine")
         assert len(await theirs.documents(OWNER)) == 2 and len(await theirs.libraries(OWNER)) == 2
 
@@ -156,7 +156,7 @@ def test_members_read_and_add_and_do_nothing_else(kept: Kept, monkeypatch: pytes
             assert not await documents.delete(member, mine.id) and not await documents.delete_library(member, library)
             assert not await documents.change_library(member, library, instructions="Obey.")
             assert not await documents.remove_member(member, library, "ann")
-        with pytest.raises(StorageError, match="no such library"):
+        with pytest.raises(StorageError, match="the library does not exist"):
             await documents.add("ann", library, "ann.txt", b"ann")
         added_by_bob = await documents.add("bob", library, "bob.txt", b"bob")
         assert await documents.some(OWNER, [added_by_bob.id]) == [added_by_bob]
@@ -168,7 +168,7 @@ def test_members_read_and_add_and_do_nothing_else(kept: Kept, monkeypatch: pytes
             patched.setattr(sql_documents, "MAX_MEMBERS", 2)
             assert not await documents.set_member(OWNER, library, Member("eve", "Eve", "read"))
             assert await documents.set_member(OWNER, library, Member("bob", "Bob", "read")), "changed, not added"
-        with pytest.raises(StorageError, match="no such library"):
+        with pytest.raises(StorageError, match="the library does not exist"):
             await documents.add("bob", library, "later.txt", b"later")
         assert await documents.remove_member(OWNER, library, "ann")
         assert await documents.libraries("ann") == [] and await documents.documents("ann") == []

@@ -108,8 +108,8 @@ def test_what_was_typed_becomes_values() -> None:
     ("typed", "sentence"),
     [
         ({}, "Your name is required."),
-        ({"name": "A"}, "Your name has a wrong length (minimum: 2, maximum: 5 characters)."),
-        ({"name": "A" * 6}, "Your name has a wrong length (minimum: 2, maximum: 5 characters)."),
+        ({"name": "A"}, "Your name has an invalid length (minimum: 2, maximum: 5 characters)."),
+        ({"name": "A" * 6}, "Your name has an invalid length (minimum: 2, maximum: 5 characters)."),
         ({"mail": "a b@c"}, "mail must be an email address."),
         ({"page": "nowhere"}, "page must be a URL, such as https://example.org."),
         ({"page": "http://[x"}, "page must be a URL, such as https://example.org."),

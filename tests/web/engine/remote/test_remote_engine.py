@@ -493,7 +493,7 @@ def test_a_slow_call_on_a_reused_connection_is_sent_once(
     monkeypatch.setattr(engine_link, "CALL_SECONDS", 0.2)
     remote.estimate(HELLO)
     engine.at_call = lambda handler: bool(engine.closed.wait(30)) and False
-    with pytest.raises(EngineError, match="takes too long"):
+    with pytest.raises(EngineError, match="timed out"):
         remote.estimate(HELLO)
     assert engine.calls == 2
 
@@ -503,7 +503,7 @@ def test_a_call_whose_connection_breaks_is_not_sent_again(false: tuple[FalseEngi
     remote = source()
     remote.estimate(HELLO)
     engine.at_call = lambda handler: False
-    with pytest.raises(EngineError, match="has closed the connection"):
+    with pytest.raises(EngineError, match="it closed the connection"):
         remote.estimate(HELLO)
     assert engine.calls == 2
 
