@@ -85,7 +85,7 @@ def _answering(server: str) -> Finding:
     from urllib.request import urlopen
 
     try:
-        # Service managers and containers use this as a health check.
+        # Service managers and containers run `notso doctor --from` as a health check.
         with urlopen(server.rstrip("/") + "/health", timeout=10) as answer:
             return Finding("ok", "server", f"{server} is ready with {json.load(answer)['model']}")
     except HTTPError as error:

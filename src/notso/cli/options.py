@@ -108,7 +108,7 @@ ChatTemplateFile = Annotated[
         "--chat-template-file",
         envvar="NOTSO_CHAT_TEMPLATE_FILE",
         metavar="FILE",
-        help="Jinja template that replaces the model file's [env: NOTSO_CHAT_TEMPLATE_FILE].",
+        help="Jinja template that replaces the one in the model file [env: NOTSO_CHAT_TEMPLATE_FILE].",
         show_envvar=False,
         show_default=False,
     ),
@@ -116,7 +116,10 @@ ChatTemplateFile = Annotated[
 Plugins = Annotated[
     list[str] | None,
     typer.Option(
-        "--plugin", metavar="NAME[:ROLE]", help="Plugin to enable; repeatable. ROLE: sign-in.", show_default=False
+        "--plugin",
+        metavar="NAME[:sign-in]",
+        help="Plugin to enable; repeatable. With :sign-in, it also authenticates users.",
+        show_default=False,
     ),
 ]
 Weights = Annotated[
@@ -124,7 +127,7 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
-        help="Weights in memory: mmap (mapped file), packed (copied and repacked for this CPU) or auto "
+        help="Weights in memory: mmap (mapped file), packed (repacked copy; old name: hugepages) or auto "
         "[env: NOTSO_WEIGHTS].",
         show_envvar=False,
         show_default=False,
@@ -172,7 +175,7 @@ LibraryDisk = Annotated[
         metavar="GB",
         min=0,
         max=1_000_000,
-        help="Size limit of cached documents on disk, in GB [env: NOTSO_LIBRARY_DISK].",
+        help="Size limit of the on-disk prompt cache for documents, in GB [env: NOTSO_LIBRARY_DISK].",
         show_envvar=False,
     ),
 ]

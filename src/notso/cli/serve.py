@@ -68,7 +68,7 @@ def serve(
         typer.Option(
             "--log-format",
             envvar="NOTSO_LOG_FORMAT",
-            help="Log format on stderr [env: NOTSO_LOG_FORMAT].",
+            help="Log format [env: NOTSO_LOG_FORMAT].",
             show_envvar=False,
             show_default=False,
         ),

@@ -1,6 +1,6 @@
 """Conversion of a folder's config.json and generation_config.json to GGUF entries.
 
-Fields are checked against an allow-list: a field is either applied as transformers applies it, or has no effect on this
+Two kinds of fields are allowed: those that are applied as transformers applies them, and those without effect on this
 engine's results. Any other field raises an error that names it. Source: transformers 5.24, SmolLM3Config,
 modeling_rope_utils and GenerationConfig.
 """
@@ -109,8 +109,7 @@ GENERATION_HARMLESS = frozenset(
     }
 )
 
-# Defaults for generation, which is controlled by request parameters and server settings instead. The ignored values are
-# logged.
+# Generation defaults. They are ignored and logged, because request parameters and server settings control generation.
 GENERATION_CHOSEN = frozenset(
     {
         *("do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"),

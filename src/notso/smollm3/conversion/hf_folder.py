@@ -41,7 +41,7 @@ _LAYER = {
 }
 
 
-# Suffix of frequencies in older folders, which are not needed because they follow from the configuration.
+# Suffix of the names of rotary-frequency tensors in older folders. They are not needed: config.json determines them.
 _COMPUTED_ANEW = ".rotary_emb.inv_freq"
 
 
@@ -96,7 +96,7 @@ class HFFolder:
 
         head, embed = left.pop("lm_head.weight", None), left.get("model.embed_tokens.weight")
         is_tied = config.get("tie_word_embeddings", True)
-        if embed is None and head is not None and is_tied:  # transformers uses the tensor that is present for both
+        if embed is None and head is not None and is_tied:  # as in transformers, lm_head then serves as both
             left["model.embed_tokens.weight"] = embed = head
         found = [take("token_embd", "model.embed_tokens")]
         for layer in range(config["num_hidden_layers"]):

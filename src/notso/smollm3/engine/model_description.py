@@ -33,7 +33,7 @@ def sampling_defaults(metadata: Mapping[str, Any]) -> dict[str, float]:
             continue
         try:
             if name in ("top_k", "penalty_window"):
-                value = max(int(value), 0)  # llama.cpp writes -1 for all tokens
+                value = max(int(value), 0)  # in llama.cpp, -1 means all tokens; here, 0
             replace(SamplingParams(), **{name: value})  # type: ignore[arg-type]
         except (InvalidRequestError, TypeError, ValueError, OverflowError):
             logger.warning("the model file's general.sampling.%s is ignored: %s", key, one_line(repr(value), 60))

@@ -17,10 +17,10 @@ END_IDS_KEY = "notso.tokenizer.eos_token_ids"
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
-# Maximum length of a token: eight times the longest in published files. Code that iterates over tokens relies on it.
+# Maximum length of a token, which bounds the work on each token: eight times the longest in published files.
 MAX_TOKEN_CHARACTERS = 1024
 
-# Maximum length of a special token. Text is compared with special tokens of every length at each possible start.
+# Maximum length of a special token. Wherever a special token can begin, text of every possible length is looked up.
 MAX_SPECIAL_CHARACTERS = 256
 
 # Maximum number of distinct first characters of special tokens; published files have only `<`.
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def _byte_characters() -> list[str]:
-    # GPT-2's table of a printable character for each byte.
+    # GPT-2's table, which maps each byte to a printable character.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]

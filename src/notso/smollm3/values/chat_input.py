@@ -1,4 +1,4 @@
-"""Conversion of conversations from the forms in which Python callers write them."""
+"""Conversion of Python callers' chat input to a list of messages."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def answer_messages(message: StoredMessage, *, keep_thinking: bool = False) -> l
 
 
 def next_request(request: Request, message: StoredMessage, *, keep_thinking: bool = False) -> Request:
-    """Return the request that continues a partial answer of `request`."""
+    """Return the request that continues a partial answer to `request`."""
     messages = (*request.messages, *_rounds(message, keep_thinking))
     text, reasoning = _last_part(message)
     if not text and not reasoning:

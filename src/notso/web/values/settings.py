@@ -225,11 +225,12 @@ class Settings:
     )
     keep_volatile: bool = _setting(
         False,
-        help="Keep Claude Code's billing header in system prompts; it defeats the prompt cache.",
+        help="Do not remove the billing header that Claude Code adds to system prompts. It changes often, which "
+        "prevents prompt caching.",
         after="sign_in",
     )
     strict_fields: bool = _setting(
-        False, help="Reject API requests with unsupported fields.", variable="NOTSO_STRICT_FIELDS"
+        False, help="Reject API requests with fields that would be ignored.", variable="NOTSO_STRICT_FIELDS"
     )
     api_key: str | None = field(default=None, repr=False)  # required by guarded routes
     engine_key: str | None = field(default=None, repr=False)  # shared secret of engine and front ends

@@ -1,6 +1,6 @@
-"""Answers that outlive their connection. They can be resumed or stopped on any replica.
+"""Answers that outlive their connection and can be resumed or stopped on any replica.
 
-Each belongs to a conversation: the request's X-Conversation-Id, or the id of a background response.
+Each belongs to a conversation, identified by the request's X-Conversation-Id, or by the id of a `background` response.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Alone, Body, Exchange
 
 FIRST_SECONDS = 0.5
-"""If no replica reports an answer within this time, it does not exist."""
+"""An answer that no replica reports within this time is assumed not to exist."""
 SILENT_SECONDS = 2.0
 """After this time without events, a reader checks that the generating replica is still running."""
 UNREAD_SECONDS = 5.0
@@ -65,7 +65,7 @@ class AnswerLog:
     def take(self, changes: Body) -> bool:
         """Apply changes to this copy. Return False if earlier ones are missing."""
         after = max(0, changes["after"])
-        # If another answer has begun under this name, the copy starts again.
+        # If the conversation has a newer answer, with another id, the copy starts again.
         if changes["after"] < 0 and changes["id"] != self.id:
             self.id, self.sse_events, self.finished, self.body = changes["id"], [], False, changes["body"]
         if changes["id"] != self.id or after > len(self.sse_events):
@@ -161,7 +161,7 @@ class AnswersElsewhere:
         weakref.finalize(found, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
             await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
-        except BaseException as error:  # including cancellation of the caller: the copy has no reader
+        except BaseException as error:  # also if the caller is cancelled: nobody will read the copy
             task.cancel()
             if isinstance(error, TimeoutError):
                 return None
@@ -182,7 +182,7 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
 
 
 def claim_name(owner: str, conversation: str) -> str:
-    # Hashed, so that the exchange server learns neither owners nor conversations.
+    # Hashed, so that the Valkey server learns neither owners nor conversations.
     return "answer:" + hashlib.sha256(f"{owner}\0{conversation}".encode()).hexdigest()[:32]
 
 
@@ -197,7 +197,7 @@ MAX_RESUMABLE = 256
 
 
 class TokenRecord:
-    """Collects the token ids of one choice: those that it replays, and then those of its events."""
+    """Collects one answer's token ids: first those of `replay`, then those of events."""
 
     def __init__(self, replay: Replay | None = None) -> None:
         self._ids = list(replay.ids) if replay is not None else []

@@ -70,7 +70,7 @@ async def show_all(
     count: str = "",
     undo: str = "",
 ) -> Response:
-    """Show a page of the list of all chats; `did`, `count` and `undo` report the change that redirected here."""
+    """Show a page of the list of all chats; `did`, `count` and `undo` describe the action before the redirect."""
     toast = None
     if did in ACTIONS and count.isdecimal() and len(count) < 9:
         toast = {"text": words[ACTIONS[did]].format(count=int(count)), "undo_url": ""}
@@ -326,7 +326,7 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
 
 @router.get("/chats/{chat_id}/suggestions", dependencies=[GUARDED])
 async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    # Not an error: the chat may have been deleted or continued in the meantime.
+    # A missing branch is not an error: the chat may have been deleted or continued in the meantime.
     view = await read_branch_if_any(services, owner, chat_id, last_shown(request))
     if view is None:
         return Response(status_code=204)
