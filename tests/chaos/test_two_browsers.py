@@ -20,7 +20,7 @@ STEPS = 1_500 if LONG else 40  # of each browser
 CHATS = 3
 REFUSALS = {400, 404, 409, 429}  # the other one was quicker
 OWN = re.compile(
-    r'nonce[-="]+[\w-]+|value="[0-9a-f-]{36}"|X-Tab": "[0-9a-f-]+|tab=[0-9a-f-]+|[\d.]+ MB (?:in use|with)'
+    r'nonce[-="]+[\w-]+|value="[0-9a-f-]{36}"|X-Tab": "[0-9a-f-]+|tab=[0-9a-f-]+|[\d.]+ MB (?:in use|including)'
 )
 """What differs on every page, and from moment to moment."""
 
