@@ -135,8 +135,9 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
     kept.run(work)
 
 
-def test_chats_deleted_together_come_back_and_are_purged_together(kept: Kept) -> None:
+def test_chats_deleted_together_come_back_and_are_purged_together(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(store: ChatStore) -> None:
+        monkeypatch.setattr(tree_writes, "PURGED_MESSAGES", 3)  # more than one transaction
         made = [a_chat(title) for title in ("Auks", "Gulls", "Terns", "Skuas")]
         for chat in made:
             await finished(store, a_turn(chat, "about birds"), "wings", chat)
@@ -151,6 +152,9 @@ def test_chats_deleted_together_come_back_and_are_purged_together(kept: Kept) ->
         trash_id, _ = await store.trash_chats(OWNER, [chat.id for chat in made])
         assert len(await store.thrown_away(0)) == 4
         assert await store.purge(0) == 1 and await store.restore(OWNER, trash_id or "") == []
+        for table in ("chats", "messages", "trash"):
+            (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
+            assert row["n"] == 0, table
 
     kept.run(work)
 

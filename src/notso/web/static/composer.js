@@ -161,7 +161,7 @@
   });
   document.addEventListener("htmx:after:request", ({ detail: { ctx } }) => {
     // What was done at a search hit began or chose another branch, which reloading is to show.
-    if (ctx.request.method === "POST" && ctx.response.status === 200 && atHit()) history.replaceState(history.state, "", location.pathname);
+    if (ctx.response.status === 200 && atHit() && ctx.sourceElement.matches('[hx-post][hx-target="#turns"]:not([hx-post$="/rate"])')) history.replaceState(history.state, "", location.pathname);
     if (ctx.sourceElement.matches(".edit") && ctx.response.status === 200) remember(ctx.sourceElement.action, "");
   });
   document.addEventListener("htmx:after:swap", restore);

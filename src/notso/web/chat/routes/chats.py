@@ -100,7 +100,15 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
     for chat_id in chosen:
         services.feed.announce(owner, chat_id, tab_of(request), turns=action == "delete")
     place = _place_in(fields)
-    shown = {"q": place.title, "sort": place.sort, "page": place.page, "did": action, "count": done, "undo": undo or ""}
+    title = place.title[:MAX_FILTER_CHARACTERS]
+    shown = {
+        "q": title,
+        "sort": place.sort[:20],
+        "page": place.page[:9],
+        "did": action,
+        "count": done,
+        "undo": undo or "",
+    }
     return to_page(request, f"/archive?{urlencode(shown)}")
 
 

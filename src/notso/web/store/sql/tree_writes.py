@@ -366,7 +366,7 @@ def trash_chat(db: Database, owner: str, chat_id: str) -> str | None:
 
 def trash_chats(db: Database, owner: str, chat_ids: Sequence[str]) -> tuple[str | None, int]:
     trash_id, count = None, 0
-    for chat_id in chat_ids:
+    for chat_id in sorted(chat_ids):  # one order, so that concurrent transactions do not deadlock
         if trash_id is None:
             trash_id = trash_chat(db, owner, chat_id)
             count += trash_id is not None
@@ -519,7 +519,7 @@ def purge_piece(db: Database, trash_id: str) -> bool:
         for message in messages:
             db.remove_message(message["id"])
             db.execute("DELETE FROM messages WHERE id = ?", (message["id"],))
-        left -= len(messages)
+        left -= len(messages) + 1
         if left <= 0:
             return True
         if row["kind"] == "chat":
@@ -533,7 +533,9 @@ def _thrown(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
     # Returns the chats of a trash id, each with a condition that selects its messages.
     if trash["kind"] == "messages":
         return [(trash["chat_id"], " AND trash_id = ?", (trash["id"],))]
-    rows = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash["id"],)).fetchall()
+    # The chat that the trash id refers to comes last, because deleting it deletes the trash id, too.
+    sql = "SELECT id FROM chats WHERE trash_id = ? ORDER BY id = ?"
+    rows = db.execute(sql, (trash["id"], trash["chat_id"])).fetchall()
     return [(row["id"], "", ()) for row in rows]
 
 
