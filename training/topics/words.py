@@ -1,4 +1,4 @@
-"""Lists of names and things, and made-up names, so that copying is learned and not single words."""
+"""Lists of names and things, and made-up names, so that copying is learnt and not single words."""
 
 from __future__ import annotations
 
