@@ -191,7 +191,7 @@ def test_many_chats_are_deleted_and_brought_back(serve: Serve, open_page: Open, 
     picture(page)
     page.get_by_label("Select Two").check()
     page.get_by_role("button", name="Archive", exact=True).click()
-    expect(page.get_by_text("1 archived.")).to_be_visible()
+    expect(page.get_by_text("1 chat archived.")).to_be_visible()
     expect(page.get_by_role("row").filter(has_text="Two")).to_contain_text("archived")
     page.get_by_label(table("en")["archive_all"]).check()
     page.get_by_role("button", name="Delete").click()

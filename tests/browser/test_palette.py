@@ -176,7 +176,7 @@ def test_a_command_that_cannot_take_what_follows_it_says_so(
         assert text.input_value() == typed, "nothing that was typed is lost"
     text.fill("/regenerate")
     text.press("Enter")
-    expect(problem).to_contain_text("Nothing to apply this to")
+    expect(problem).to_contain_text("nothing to apply this command to")
     text.fill("/temp 1,5")
     text.press("Enter")
     expect(page.locator("#toasts")).to_contain_text("Default settings: Temperature 1,5")
