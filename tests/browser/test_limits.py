@@ -109,7 +109,7 @@ def test_where_the_context_ends_the_answer_says_so(
     expect(page.locator("#gauge .gauge")).to_have_class(re.compile("bad"))
     picture(page, "full", dark=True)
     ask(page, "And now?")
-    expect(page.locator("#limit")).to_contain_text(re.compile(r"Message too long: the prompt would need \d+ tokens.*512"))
+    expect(page.locator("#limit")).to_contain_text(re.compile(r"the prompt would need \d+ tokens.*512"))
     expect(page.locator("#text")).to_have_value("And now?")
     picture(page, "refused")
     show_settings(page, "chat")
