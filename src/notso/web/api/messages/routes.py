@@ -24,7 +24,7 @@ from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.given_documents import Files, read_body_with_files
 from notso.web.api.shared.serializer import named_event
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, known, respond, serving, with_prompt
+from notso.web.api.shared.serving import Owner, as_api_error, respond, serving, with_prompt
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -52,7 +52,7 @@ async def count_tokens(request: Request, services: Services) -> Response:
         try:
             count = await with_prompt(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
         except Exception as error:
-            raise known(error, asked.names) from error
+            raise as_api_error(error, asked.names) from error
     told: dict[str, Any] = {"input_tokens": count}
     if asked.management is not None:
         cleared = sum(each["cleared_input_tokens"] for each in asked.applied)
@@ -70,7 +70,7 @@ async def _read(
         try:
             return await with_prompt(request, lambda: asked.edited(model.engine))
         except Exception as error:
-            raise known(error, asked.names) from error
+            raise as_api_error(error, asked.names) from error
 
 
 STOP_REASONS: dict[FinishReason, str] = {

@@ -33,7 +33,7 @@ from notso.web.api.shared.receipts import ReceiptSerializer
 from notso.web.api.shared.resumable import AnswerElsewhere, ResumableStream, numbered
 from notso.web.api.shared.serializer import PING, large_response, whole_response
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import EventStream, Owner, known, respond, serving, sse_events, with_prompt
+from notso.web.api.shared.serving import EventStream, Owner, as_api_error, respond, serving, sse_events, with_prompt
 from notso.web.edge.access import GUARDED
 from notso.web.edge.errors import ApiError
 from notso.web.engine.model_names import model_id
@@ -141,7 +141,7 @@ async def stored_response(services: ApiServices, owner: str, id: str) -> StoredR
     try:
         return await services.shared.store.response(owner, id)
     except Exception as error:
-        raise known(error) from error
+        raise as_api_error(error) from error
 
 
 async def found_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
@@ -219,7 +219,7 @@ async def input_tokens(request: Request, services: Services, owner: Owner) -> Re
         try:
             count = await with_prompt(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
         except Exception as error:
-            raise known(error, asked.names) from error
+            raise as_api_error(error, asked.names) from error
     headers = await with_prompt(request, lambda: ignored_headers(asked, dropped))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from notso.smollm3 import EngineError, InvalidRequestError, ModelInfo, NotsoError, OutOfMemoryError
 from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, invalid, read_fields, works
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import chosen_model, known, read_body, serving
+from notso.web.api.shared.serving import as_api_error, chosen_model, read_body, serving
 from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.errors import ApiError
 from notso.web.engine.host import ServedModel
@@ -77,7 +77,7 @@ async def load(request: Request, services: Services) -> Response:
             source = AdapterSource(fields.lora_name, str(path), scale)
             info = await asyncio.to_thread(model.engine.adapters.add, source)
         except (InvalidRequestError, EngineError, OutOfMemoryError) as error:
-            raise known(error, {"adapter": "lora_name", "adapters": "lora_name"}) from error
+            raise as_api_error(error, {"adapter": "lora_name", "adapters": "lora_name"}) from error
         except NotsoError as error:
             raise invalid("lora_path", f"not an adapter for this model: {error}") from None
     return PlainTextResponse(f"Success: LoRA adapter '{info.name}' added successfully.")
@@ -98,7 +98,7 @@ async def unload(request: Request, services: Services) -> Response:
             except NotsoError as error:
                 if name not in adapters_of(served):  # another request has removed it meanwhile
                     break
-                raise known(error, {"adapter": "lora_name"}) from error
+                raise as_api_error(error, {"adapter": "lora_name"}) from error
             served.forget_adapter(name)
             return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
     raise ApiError(404, "model_not_found", "the adapter is not loaded", param="lora_name")

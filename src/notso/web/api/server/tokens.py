@@ -15,7 +15,7 @@ from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, inval
 from notso.web.api.shared.api_request import dropped_by_template, ignored_headers
 from notso.web.api.shared.serializer import LargeJSONResponse
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import known, read_body, serving, with_prompt
+from notso.web.api.shared.serving import as_api_error, read_body, serving, with_prompt
 from notso.web.edge.access import GUARDED
 
 router = APIRouter()
@@ -185,4 +185,4 @@ async def _off_loop(request: Request, work: Callable[[], Response]) -> Response:
     try:
         return await with_prompt(request, work)
     except Exception as error:
-        raise known(error) from error
+        raise as_api_error(error) from error

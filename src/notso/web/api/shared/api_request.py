@@ -1,4 +1,4 @@
-"""API-independent representation of a request, and reporting of ignored fields."""
+"""API-independent representation of a request, and the response header that lists ignored fields."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from notso.web.api.request_fields.fields import MAX_HINTS, GivenHint
 from notso.web.edge.errors import ApiError
 
 Prompt = tuple[Message, ...] | tuple[int, ...] | str
-"""A conversation, or text or token ids to continue."""
+"""The messages of a conversation, or the token ids or text that the model continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest:
-    """A checked request: each prompt is answered with each of `params`."""
+    """A validated request. Each prompt is answered once for each of `params`."""
 
-    model: str | None = None  # as given
+    model: str | None = None  # as spelled by the client; None: the default model
     prompts: tuple[Prompt, ...]
     params: tuple[SamplingParams, ...]
     options: RequestOptions
     stream: bool = False
     fresh: bool = False  # do not use cached prompts
-    keep: bool = False  # store the answer until deleted
+    keep: bool = False  # store the answer until the client deletes it
     background: bool = False  # generate without a connection; the client polls by id
-    keep_stream: bool = False  # store the stream until its end; takes effect with X-Conversation-Id
+    keep_stream: bool = False  # continue the stream after a restart; has an effect only with X-Conversation-Id
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
-    names: Mapping[str, str] = field(default_factory=dict)  # field of a chat completion -> this API's field
-    ignored: tuple[str, ...] = ()  # names of other ignored fields
-    hints: tuple[GivenHint, ...] = ()  # ignored fields from `hints_of`
+    names: Mapping[str, str] = field(default_factory=dict)  # field name in errors -> this API's name for it
+    ignored: tuple[str, ...] = ()  # other ignored names, such as lines removed from the prompt
+    hints: tuple[GivenHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
-        """Return the request without the hint `store`, a field that takes effect with X-Conversation-Id."""
+        """Return the request without the hint `store`, which has an effect with X-Conversation-Id."""
         return replace(self, hints=tuple(hint for hint in self.hints if not self.keep_stream or hint.name != "store"))
 
     @property
@@ -75,10 +75,10 @@ def dropped_by_template(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> 
 def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:
     """Return the header that lists ignored fields, with non-ASCII characters percent-encoded.
 
-    The request must have been accepted, so that its schemas are valid.
+    The engine must have accepted the request, because invalid schemas raise here.
     """
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
-    # If there are sources to quote, QUOTE_OF is enforced.
+    # QUOTE_OF is enforced, not ignored, if the request has sources to quote.
     keywords = (name for name in keywords if name != QUOTE_OF or not asked.options.sources)
     return header_naming((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
 
@@ -86,7 +86,7 @@ def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str,
 def header_naming(ignored: Iterable[str]) -> dict[str, str]:
     names = dict.fromkeys(ignored)
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
-    least = "at least " if len(names) >= MAX_HINTS else ""  # `hints_of` stops there
+    least = "at least " if len(names) >= MAX_HINTS else ""  # `hints_of` reports no more than MAX_HINTS
     more = f", and {least}{len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return {IGNORED: value + more} if value else {}
 

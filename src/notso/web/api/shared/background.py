@@ -1,7 +1,8 @@
 """Responses that survive a restart: background responses, and streams with X-Conversation-Id and `store`.
 
-Each is stored with its request, seed and tokens until it ends. If its process stops before that, another one continues
-it under the same id: it replays the tokens, so that the events are the same as without the interruption.
+Until such a response ends, its request, seed and tokens are stored in the database. If its process stops, another
+process continues the response under the same id: it sends the request again and replays the stored tokens. Clients
+receive the same events as without the interruption.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LONGEST_RETRY_SECONDS = 30
 
 
 def scope_inside(app: FastAPI | None, path: str, caller: Caller) -> Scope:
-    """Return the ASGI scope of an internal POST request with a JSON body, on behalf of `caller`."""
+    """Return the ASGI scope of an internal JSON POST request on behalf of `caller`."""
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -88,10 +89,12 @@ async def sent_inside(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, dic
 
 
 LEFT = "notso.left"
-"""Scope key of a request that continues a response left by another process: an OpenResponse."""
+"""ASGI scope key of a request that continues the response of a stopped process. The value is an OpenResponse."""
 KEPT_HEADERS = ("x-conversation-id", "x-notso-receipt")
 LOOK_SECONDS = 20.0
+"""Interval between searches for responses of stopped processes."""
 NOTE_SECONDS = 1.0
+"""Interval at which the tokens of a running response are stored."""
 _log = logging.getLogger("notso.web.api")
 
 
@@ -102,7 +105,7 @@ class BackgroundResponses:
         self._shared = shared
         self._ring = ring
         self._holder = secrets.token_hex(8)
-        self._known: set[str] = set()  # responses that run here
+        self._known: set[str] = set()  # ids of the responses that this process is generating
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, app: FastAPI, inside: Any) -> None:
@@ -116,7 +119,7 @@ class BackgroundResponses:
             await self._shared.store.records.leave_open_responses(self._holder)
 
     async def follow(self, request: Request, owner: str, response_id: str, seed: int, stream: ResumableStream) -> None:
-        """Store a running response and its tokens until it ends."""
+        """Store a running response with its tokens, and remove it at its end."""
         self._known.add(response_id)
         if LEFT not in request.scope:
             body, caller = (await request.body()).decode(), json.dumps(astuple(caller_of(request)))
@@ -153,7 +156,7 @@ class BackgroundResponses:
     async def _ended(self, owner: str, response_id: str, stream: ResumableStream) -> None:
         is_whole = stream.record is not None and stream.record.finish not in (None, "cancelled")
         if self._shared.stopping and not is_whole and not stream.running.stopped_by_asker:
-            return  # the next process continues it
+            return  # keep it stored: another process will continue it
         while True:
             with contextlib.suppress(NotsoError):  # the database is unreachable
                 await self._shared.store.records.end_open_response(owner, response_id)
@@ -167,7 +170,7 @@ class BackgroundResponses:
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 if is_shared:
                     await records.renew_open_responses(self._holder, _now_ms())
-                # If the store is not shared, leases in it belong to an earlier process and count as expired.
+                # If no other server shares the store, all leases belong to earlier processes and count as expired.
                 until = _now_ms() if is_shared else 1 << 62
                 while not self._shared.stopping and (left := await self._claimed(until)):
                     self._known.add(left.id)
@@ -191,8 +194,8 @@ class BackgroundResponses:
             return await self._fail(left, ApiError(500, "server_error", said))
         status, told = await self._asked_again(app, inside, left, caller)
         if told.get("param") == "replay" and not json.loads(left.body).get("stream"):
-            # The tokens cannot be replayed, because the model or its arithmetic has changed. The response is not
-            # streamed, so it can start again.
+            # The tokens cannot be replayed, because the model or its arithmetic has changed. No client has seen a part
+            # of this response, because it is not streamed, so it can start from the beginning.
             status, told = await self._asked_again(app, inside, replace(left, progress=""), caller)
         if status != 200:
             message = str(told.get("message", "the response could not be continued"))
@@ -228,7 +231,7 @@ class BackgroundResponses:
 
 
 def queued_body(left: OpenResponse) -> dict[str, Any]:
-    """Return the body of a response whose process stopped, until another process continues it."""
+    """Return the body to show between the stop of a response's process and its continuation."""
     return {
         "id": left.id,
         "object": "response",
@@ -242,7 +245,7 @@ def queued_body(left: OpenResponse) -> dict[str, Any]:
 
 
 def replayed(submission: Submission, left: OpenResponse | None) -> Submission:
-    """Return a copy that reports token ids and first replays those of the response that it continues, if any."""
+    """Return a copy that reports token ids, and that replays the tokens of `left`, if any."""
     submission = recorded(submission, left.seed if left is not None else None)
     if left is None or not left.progress:
         return submission

@@ -1,4 +1,4 @@
-"""Lines of batch files in OpenAI's format, shared by the routes and the command line."""
+"""Parsing of batch file lines in OpenAI's format, shared by the API and `notso batch`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One request. `ignored`: unknown fields of the line."""
+    """One request of a batch. `ignored`: names of unknown fields."""
 
     custom_id: str
     url: str
@@ -23,7 +23,7 @@ class BatchLine:
 
 
 def read_line(content: bytes, urls: Collection[str]) -> BatchLine:
-    """Parse and check a line, but not its body. Raises ApiError."""
+    """Parse a line and check all fields except the body. Raises ApiError."""
     if len(content) > MAX_LINE_BYTES:
         raise line_too_long()
     entry = parse_object(content)

@@ -1,4 +1,4 @@
-"""Chat completion bodies built from events: choices, timings and log probabilities."""
+"""Chat completion bodies built from events: choices, token counts, timings and log probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from notso.smollm3 import Event, FinishReason, ModelInfo, TokenLogprob, ToolCall, Usage
 
 IMPOSSIBLE = -9999.0
-"""Replaces minus infinity, which JSON cannot represent."""
+"""Lowest log probability in responses. It replaces minus infinity, which JSON cannot represent."""
 
 
 def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
@@ -25,17 +25,17 @@ def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
 def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
     """Return log probabilities as the four lists of text completions.
 
-    `offset` is the text offset of the first token in characters.
+    `offset` is the first token's position in the text, in characters.
     """
     listed: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in tokens:
-        # A prompt's first token has no probability; the API returns null for it.
+        # A prompt's first token has no predecessor and thus no probability; the API returns null for it.
         is_first = math.isnan(token.logprob)
         top = {_spelt(other): max(other.logprob, IMPOSSIBLE) for other in token.top}
         listed["tokens"].append(_spelt(token))
         listed["token_logprobs"].append(None if is_first else max(token.logprob, IMPOSSIBLE))
         listed["top_logprobs"].append(None if is_first else top)
-        # A token that starts within a character has that character's offset.
+        # A token whose bytes start in the middle of a character has the offset of that character.
         listed["text_offset"].append(offset - (not _begins(token.bytes[:1])))
         offset += _begins(token.bytes)
     return listed
@@ -46,12 +46,13 @@ def characters(tokens: Iterable[TokenLogprob]) -> int:
 
 
 def _begins(spelt: Sequence[int]) -> int:
-    # UTF-8 continuation bytes are 10xxxxxx.
+    # Counts the characters that begin in these bytes: UTF-8 continuation bytes are 10xxxxxx.
     return sum(byte & 0xC0 != 0x80 for byte in spelt)
 
 
 def _spelt(token: TokenLogprob) -> str:
-    # Tokens that contain partial characters are written as bytes, as in OpenAI's API: as text, they look alike.
+    # As in OpenAI's API, tokens with incomplete characters are written as bytes. As text, they could not be told apart,
+    # because each incomplete character is shown as U+FFFD.
     if "\N{REPLACEMENT CHARACTER}" not in token.text or bytes(token.bytes) == token.text.encode():
         return token.text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
@@ -70,7 +71,7 @@ class Choice:
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
-    begun_call: ToolCall | None = None
+    begun_call: ToolCall | None = None  # the call whose arguments are being streamed, with the part so far
     usage: Usage | None = None
     finish_reason: FinishReason = "stop"
     ended: bool = False
@@ -79,7 +80,7 @@ class Choice:
     reasoning_logprobs: list[TokenLogprob] | None = None
 
     def add(self, event: Event) -> dict[str, Any] | None:
-        """Apply an event and return its stream delta, if any. Raises the error of an `error` event."""
+        """Apply an event; return its delta for the stream, if any. Raises the error that an `error` event carries."""
         match event.kind:
             case "reasoning" if self.raw_thinking:
                 piece = event.text if self.in_raw_reasoning else OPEN_REASONING + event.text
@@ -136,7 +137,7 @@ class Choice:
         return {"index": index, "message": message, "logprobs": self.logprobs, "finish_reason": self.reason}
 
     def _call_on(self, call: ToolCall, text: str) -> dict[str, Any] | None:
-        # The delta includes the closing tag of the reasoning, if the call ends the reasoning.
+        # A call may directly follow raw reasoning. Its delta then also contains the tag that closes the reasoning.
         index, before = len(self.tool_calls), self._end_of_reasoning()
         if self.begun_call is None:
             self.begun_call = replace(call, arguments=text)
@@ -171,7 +172,7 @@ def new_choice(*, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
 def logprobs_body(
     content: Iterable[TokenLogprob] | None, reasoning: Iterable[TokenLogprob] | None
 ) -> dict[str, Any] | None:
-    # The tokens of the reasoning are listed separately, as vLLM's `reasoning_content`.
+    # Reasoning tokens are listed separately, under vLLM's name `reasoning_content`.
     if content is None:
         return None
     reasoning_entries = entries(reasoning or ())
@@ -181,7 +182,7 @@ def logprobs_body(
 
 
 def collect(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
-    """Build a whole answer. Raises the error of an `error` event."""
+    """Build a choice from all its events. Raises the error that an `error` event carries."""
     choice = new_choice(raw_thinking=raw_thinking, logprobs=logprobs)
     for event in events:
         choice.add(event)
@@ -190,7 +191,7 @@ def collect(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bo
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Fields common to all parts of one response."""
+    """Fields that all chunks of one response repeat."""
 
     model: str
     fingerprint: str
@@ -236,15 +237,15 @@ def release() -> str:
 
 
 def fingerprint(info: ModelInfo) -> str:
-    """Return a value that changes with anything that may change an answer."""
-    # Release, model file and cache format.
+    """Return a fingerprint of the release, model file and KV cache format."""
+    # Reported as `system_fingerprint`: after a change, the same request may get a different answer.
     parts = (release(), info.name, info.size_bytes, info.parameter_count, sorted(info.quantization.items()))
     digest = hashlib.sha256(repr((parts, info.kv_format)).encode()).hexdigest()
     return f"fp_{digest[:12]}"
 
 
 def usage_body(choices: Sequence[Choice], prompts: int = 1) -> dict[str, Any]:
-    """Return token counts. A prompt shared by several choices counts once."""
+    """Return token counts. Each prompt counts once, even if several choices share it."""
     known = list(_usages(choices))
     read = list(_usages(choices[:: max(1, len(choices) // prompts)]))
     prompt = sum(usage.prompt_tokens for usage in read)
@@ -267,7 +268,7 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def timings_body(cached: int, read: int, read_ms: float, written: int, written_ms: float) -> dict[str, Any]:
-    # The first token is produced by the prefill, so decode rates exclude it.
+    # Prefill already produces the first token, so the rates of decoding count one token less.
     read_ms, written_ms = round(read_ms, 3), round(written_ms, 3)
     return {
         "cache_n": cached,
@@ -304,7 +305,7 @@ class Stopwatch:
         self._began = self._first = 0.0
 
     def take(self, event: Event) -> dict[str, Any] | None:
-        """Return `timings` for progress and text events."""
+        """Return the `timings` so far, or None for events that do not report them."""
         now = time.monotonic()
         self._began = self._began or now
         if event.progress is not None:

@@ -1,4 +1,4 @@
-"""Embeddings of texts, shared by the APIs."""
+"""Computation of embeddings, shared by the APIs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ONE_TOKEN = (SamplingParams(max_tokens=1),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest(ApiRequest):
-    dimensions: int | None = None  # must be the model's own number
-    truncate: bool = False  # embed the beginning of a text that does not fit
+    dimensions: int | None = None  # rejected unless equal to the model's own number
+    truncate: bool = False  # cut texts that do not fit the context, instead of rejecting them
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Embeddings:
 
 
 async def embeddings_of(request: Request, services: ApiServices, owner: str, asked: EmbeddingRequest) -> Embeddings:
-    """Compute embeddings, up to `max_num_seqs` at a time, until the client disconnects. Raises ApiError."""
+    """Compute embeddings, up to `max_num_seqs` at a time. A disconnect stops the work. Raises ApiError."""
     if asked.truncate:
         async with serving(services, asked.model) as model:
             cut = await with_prompt(request, lambda: _cut(asked.prompts, model.engine))
@@ -63,6 +63,7 @@ async def embeddings_of(request: Request, services: ApiServices, owner: str, ask
 
 def _cut(prompts: Sequence[Prompt], engine: ChatEngine) -> tuple[Prompt, ...]:
     most = engine.info.context_tokens
+    # A token has at least one byte, so a text with at most `most` bytes always fits.
     long = (isinstance(prompt, str) and len(prompt.encode(errors="replace")) > most for prompt in prompts)
     return tuple(
         tuple(engine.tokenize(str(prompt))[:most]) if is_long else prompt

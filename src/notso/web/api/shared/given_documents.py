@@ -1,4 +1,4 @@
-"""Documents in API requests: their files are parsed in child processes, and quotations are limited to their text."""
+"""Documents in API requests. Files are parsed in child processes. Quotations in answers must occur in the documents."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _HOLD_FILES = ("file_data", "file_id")
 _DATA_URL = re.compile(r"\Adata:[\w.+/;=-]{0,200}?;base64,")
 
 Files = Mapping[str, Document]
-"""Parsed documents, keyed by `GivenFile.key`: the digest of their base64 text or the id of their stored file."""
+"""Parsed documents by `GivenFile.key`: the digest of the base64 text, or the id of the stored file."""
 NO_FILES: Files = {}
 
 
 @dataclass(frozen=True, slots=True)
 class GivenFile:
-    """A file in the request field `param`: base64 text with a file name, or the id of a stored file."""
+    """A file in the request field `param`: base64 text, or the id of a stored file."""
 
     data: str
     name: str
@@ -58,17 +58,17 @@ class GivenFile:
 
 @dataclass(frozen=True, slots=True)
 class GivenDocument:
-    """A document of a prompt, with its name in the prompt."""
+    """A document, and its name in the prompt."""
 
     name: str
     text: str
-    is_quoted: bool  # the request enables citations of this document
+    is_quoted: bool  # whether the answer may quote this document
     starts: tuple[int, ...] = (0,)  # offsets of its pages or blocks
     facts: Mapping[str, Any] = field(default_factory=dict)  # API-specific values
 
 
 class GivenDocuments:
-    """The documents of a prompt, numbered from 1 in order."""
+    """The documents of a prompt, numbered from 1."""
 
     def __init__(self) -> None:
         self._documents: list[GivenDocument] = []
@@ -81,7 +81,7 @@ class GivenDocuments:
         return any(each.is_quoted for each in self._documents)
 
     def add(self, document: GivenDocument, context: str = "") -> str:
-        """Add a document, named by its number if it has no name; return its text, after `context`, for the prompt."""
+        """Add a document; return its text for the prompt, preceded by `context`. The default name is its number."""
         name = visible_line(document.name, MAX_NAME_CHARACTERS) or f"document {len(self._documents) + 1}"
         self._documents.append(replace(document, name=name))
         return framed(name, f"{context}\n\n{document.text}" if context else document.text)
@@ -93,11 +93,11 @@ class GivenDocuments:
         if not 0 < number <= len(self._documents) or not self._documents[number - 1].is_quoted:
             return None
         document = self._documents[number - 1]
-        start = quotable(document.text).find(words)  # the engine normalizes the text in the same way
+        start = quotable(document.text).find(words)  # the engine takes quotations from the same normalized text
         return None if start < 0 else (document, start, start + len(words))
 
     def asking(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Add a request for quotations to the user's last message, if any document may be quoted."""
+        """Ask for quotations in the last user message, if any document may be quoted."""
         at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
         if at < 0 or not self.are_quoted:
             return tuple(messages)
@@ -119,9 +119,9 @@ async def read_body_with_files(
     files_in: Callable[[Mapping[str, Any]], Iterator[GivenFile]],
     parse: Callable[[Mapping[str, Any], Files], T],
 ) -> T:
-    """Parse a body as `read_body` does, after parsing the files that `files_in` finds in it.
+    """Parse the files that `files_in` finds in a body, and then the body, like `read_body`.
 
-    Also raises ApiError (400) for a file that cannot be parsed.
+    Raises ApiError (400) also if a file cannot be parsed.
     """
     require_json(request)
     files: dict[str, Document] = {}
@@ -137,16 +137,16 @@ async def read_body_with_files(
 
 
 def openai_files(body: Mapping[str, Any]) -> Iterator[GivenFile]:
-    """Yield the files in the messages of a (possibly invalid) request to OpenAI's APIs."""
+    """Yield the files in the messages of an OpenAI request, which may be invalid."""
     for _, param, file in _file_parts(body):
         yield _given(file, param)
 
 
 def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
-    """Replace the files in a request to OpenAI's APIs by their text."""
+    """Replace the files in an OpenAI request with their text."""
     if not files:
         return body
-    body = json.loads(json.dumps(body))  # a copy, because it is modified below
+    body = json.loads(json.dumps(body))  # a deep copy, which is modified below
     for part, param, file in _file_parts(body):
         each = files[_given(file, param).key]
         text = framed(_shown_name(file, each), each.text)
@@ -157,9 +157,9 @@ def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
 
 
 def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
-    """Parse a request to OpenAI's APIs, replacing its files by their text.
+    """Parse an OpenAI request, replacing its files with their text.
 
-    Quoting fields (see `has_quoting_fields`) may quote these files, and the user's last message as "prompt".
+    Quoting fields (see `has_quoting_fields`) may quote these files, and the last user message under the name "prompt".
     """
     asked = parse(with_texts(body, files))
     if not has_quoting_fields(asked.options):
@@ -174,7 +174,8 @@ def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Ma
 
 
 def has_quoting_fields(options: RequestOptions) -> bool:
-    # Quoting fields are strings of a JSON schema that must be quotations from the source they name.
+    # A quoting field is a string property of the requested JSON schema. Its value must be a quotation from the source
+    # that the schema names with the keyword QUOTE_OF.
     grammar = options.grammar
     return grammar is not None and grammar.kind == "json_schema" and QUOTE_OF in grammar.source
 

@@ -1,4 +1,4 @@
-"""Idempotency-Key: for 24 hours, a repeated request receives the response to the first one, from any replica."""
+"""Idempotency-Key: for 24 hours, a repeated request gets the stored response to the first one, on any replica."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ from notso.web.store.records import KeptAnswer
 
 HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
 MAX_KEPT_BYTES = 16 * 1024 * 1024
-"""Larger responses are not stored."""
+"""Maximum size of a stored response; larger ones are delivered, but not stored."""
 NOT_KEPT = ("content-length", "x-request-id", "date", "server")
-"""Headers that belong to one delivery of a response."""
+"""Response headers that are not stored, because each delivery has its own."""
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _log = logging.getLogger("notso.web.api")
 
 
 @dataclass(slots=True)
 class _Recording:
-    # A response in progress. Clients follow its log; the first entry of the log contains status and headers.
+    # A response in progress, which any number of clients may follow in `log`. The first entry of the log contains the
+    # status and the headers; the others are pieces of the body.
 
-    digest: bytes
+    digest: bytes  # of the request
     log: AnswerLog
-    replayed: bool = False  # found in the database
+    replayed: bool = False  # produced by an earlier request, not by this recording
     task: asyncio.Task[None] | None = None
     size: int = 0
     started: Message = field(default_factory=dict)
@@ -54,9 +55,9 @@ class _Recording:
 
 
 class KeptAnswers:
-    """Innermost ASGI middleware: completes requests with Idempotency-Key even if the client disconnects.
+    """Innermost ASGI middleware. Completes requests with Idempotency-Key even if the client disconnects.
 
-    Only successful, complete responses are stored: repeating a failed request runs it again.
+    Stores only successful, complete responses; a failed request runs again when repeated.
     """
 
     def __init__(self, app: ASGIApp, services: ApiServices) -> None:
@@ -73,9 +74,9 @@ class KeptAnswers:
         ring: KeyRing = scope["app"].state.key_ring
         try:
             caller = await ring.caller(request) if given else None
-        except NotsoError:  # the route will report the error
+        except NotsoError:  # the route authenticates again and reports the error
             caller = None
-        if caller is None:  # there is no Idempotency-Key, or the route will refuse the caller
+        if caller is None:  # no Idempotency-Key, or a caller that the route will reject
             await self._app(scope, receive, send)
             return
         try:
@@ -83,7 +84,7 @@ class KeptAnswers:
                 raise ApiError(
                     400, "invalid_value", "Idempotency-Key must be 1 to 255 visible characters", param=HEADER
                 )
-            request.state.caller = caller  # bodies are limited per owner
+            request.state.caller = caller  # the limit on request bodies, applied by `receive`, is per owner
             message = await receive()
             if message["type"] != "http.request":
                 return
@@ -130,7 +131,7 @@ class KeptAnswers:
             del self._running[name]
 
     async def _replay(self, recording: _Recording, name: tuple[str, str]) -> bool:
-        # Returns False if no answer is stored; another replica may still be generating it.
+        # Returns False if no response is stored yet. Another replica may still be generating it.
         kept = await self._services.shared.store.records.kept_answer(*name, _now_ms())
         if kept is None:
             return False
@@ -150,12 +151,12 @@ class KeptAnswers:
                 recording.replayed = True
                 await _copy(found, recording.log)
                 return
-            if await self._replay(recording, name):  # the other replica has finished and stored it meanwhile
+            if await self._replay(recording, name):  # the other replica has just finished and stored it
                 return
             said = "the first request with this key is being answered"
             raise ApiError(409, "generation_in_progress", said, retry_after_seconds=1)
         try:
-            # Another replica may have stored the answer between the first look-up and the claim.
+            # Look again: another replica may have stored the response between the first lookup and the claim.
             if exchange.is_shared and await self._replay(recording, name):
                 return
             if exchange.is_shared:
@@ -189,7 +190,7 @@ class KeptAnswers:
         answer = KeptAnswer(recording.digest, start["status"], headers, b"".join(recording.body), _now_ms())
         try:
             await self._services.shared.store.records.keep_answer(*name, answer)
-        except NotsoError as error:  # the client receives the complete answer nevertheless
+        except NotsoError as error:  # the client still receives the whole response
             _log.warning("a response could not be stored for its idempotency key: %s", error)
 
 
@@ -199,7 +200,7 @@ def _receive_of(message: Message) -> Receive:
     async def receive() -> Message:
         if given:
             return given.pop()
-        await asyncio.Event().wait()  # the response is completed even if the client disconnects
+        await asyncio.Event().wait()  # never report a disconnect, so that the response is completed
         raise AssertionError
 
     return receive
@@ -220,7 +221,7 @@ async def _deliver(log: AnswerLog, receive: Receive, send: Send, is_repeated: Ca
                     await send({"type": "http.response.body", "body": entry, "more_body": True})
                 number += 1
             if log.finished and number == len(log.sse_events):
-                if not log.body:  # otherwise the answer failed, and the stream ends without a final message
+                if not log.body:  # a failed response gets no final message, so the client sees a cut connection
                     await send({"type": "http.response.body", "body": b""})
                 return
             growing = asyncio.create_task(log.wait(number, PING_SECONDS))
@@ -238,7 +239,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def _copy(found: AnswerElsewhere, log: AnswerLog) -> None:
-    # Raises ApiError (503) if the replica that generates the answer has stopped.
+    # Copies the log until its end. Raises ApiError (503) if the replica that generates the response has stopped.
     while True:
         log.add(found.log.sse_events[len(log.sse_events) :])
         if found.finished:
@@ -256,7 +257,8 @@ def _start(status: int, headers: list[list[str]]) -> bytes:
 
 
 def _conversation(owner: str, key: str) -> tuple[str, str]:
-    # Clients' names of conversations cannot contain spaces, so the space rules out a collision with them.
+    # Idempotency keys share the claims of resumable answers. The space prevents collisions with the conversation names
+    # that clients choose, because those cannot contain spaces.
     return owner, f"idempotency-key {key}"
 
 

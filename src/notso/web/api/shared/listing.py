@@ -14,10 +14,10 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 def page(
     items: Sequence[Mapping[str, Any]], asked: Mapping[str, str | None], *, usual: int = 20, most: int = 100
 ) -> dict[str, Any]:
-    """Return a page of items, given oldest first, in the API's format.
+    """Return a page of `items`, which are ordered oldest first, in the API's format.
 
-    `asked` holds `limit` (default `usual`, 1 to `most`), `order` (default `desc`) and `after`, an item's id. Raises
-    ApiError (400) naming the parameter.
+    `asked` has the query parameters `limit` (1 to `most`, default `usual`), `order` (default `desc`) and `after` (an
+    item's id). Raises ApiError (400) naming the parameter.
     """
     limit, order, after = (asked.get(name) for name in ("limit", "order", "after"))
     if order not in (None, "asc", "desc"):

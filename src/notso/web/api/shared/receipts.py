@@ -1,7 +1,7 @@
 """Receipts in API responses: records of the model, seed, parameters and token ids, which `notso verify` can check.
 
-The header `x-notso-receipt: open` adds the field `notso_receipt` to a response, or to the last event of a stream;
-`sealed` adds a receipt with hashes in place of the conversation.
+The request header `x-notso-receipt: open` adds the field `notso_receipt` to the response, or to the last event of a
+stream. The value `sealed` adds a receipt that contains hashes instead of the conversation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIELD = "notso_receipt"
 
 
 def wanted_receipt(request: Request) -> str | None:
-    """Return the requested form of receipt, if any. Raises ApiError (400) for an unknown form."""
+    """Return the requested form of receipt, if any. Raises ApiError (400) if unknown."""
     form = request.headers.get(RECEIPT)
     if form not in (None, "open", "sealed"):
         raise ApiError(400, "invalid_value", f"{RECEIPT} must be open or sealed", param=RECEIPT)
@@ -35,7 +35,7 @@ def wanted_receipt(request: Request) -> str | None:
 
 
 def recorded(submission: Submission, seed: int | None = None) -> Submission:
-    """Return a copy of the submission that reports token ids and has a seed (random if none is given)."""
+    """Return a copy that reports token ids and has a seed: its own, else `seed`, else random."""
     params = submission.params
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63) if seed is None else seed)
@@ -43,7 +43,7 @@ def recorded(submission: Submission, seed: int | None = None) -> Submission:
 
 
 class ReceiptSerializer:
-    """Wraps a serializer; adds the receipts of all choices to the stream's last event and to the body."""
+    """Wraps a serializer and adds the receipts of all choices to the last event and the body."""
 
     def __init__(self, inner: Serializer, engine: ChatEngine, submissions: Sequence[Submission], form: str) -> None:
         self.id, self.ping = inner.id, inner.ping
@@ -52,7 +52,8 @@ class ReceiptSerializer:
         self._submissions = submissions
         self._form = form
         self._records = [TokenRecord(each.options.replay) for each in submissions]
-        # Frames of the latest `end` event. They are held back, because one of them may be the stream's last.
+        # Frames of the latest `end` event. They are held back, because the last frame of the stream gets the receipts,
+        # and it may be one of these.
         self._held: list[bytes] = []
         self._receipts: Any = None
 
@@ -78,7 +79,7 @@ class ReceiptSerializer:
             await asyncio.to_thread(self._receipt, *each) for each in zip(self._submissions, self._records, strict=True)
         ]
         self._receipts = made[0] if len(made) == 1 else made
-        # The response that the inner serializer stores for later retrieval also contains the receipts.
+        # Passed on so that a response that the inner serializer stores also contains the receipts.
         await self.inner.finalize({**(added or {}), FIELD: self._receipts})
 
     def closing(self) -> Iterator[bytes]:
@@ -100,7 +101,7 @@ class ReceiptSerializer:
         cut = replace(params, max_tokens=record.limit or 1, min_tokens=min(params.min_tokens, record.limit))
         options = replace(submission.options, replay=record.replay)
         failure = "the engine has not started this answer"
-        # A quota may have lowered max_tokens: try the requested value first, then the lowered one.
+        # A quota may have lowered max_tokens. Try the requested value first, then the limit that the engine reported.
         for each in (params, cut):
             try:
                 receipt = self._engine.receipt(submission.prompt, each, options, sealed=self._form == "sealed")
@@ -113,6 +114,7 @@ class ReceiptSerializer:
 
 
 def _split(frame: bytes) -> tuple[bytes, dict[str, Any]] | None:
+    # Splits a frame into the SSE prefix and the JSON object. Returns None for frames without an object, such as [DONE].
     at = frame.find(b"{")
     if at < 0 or (b"data: {" not in frame and at > 0):
         return None

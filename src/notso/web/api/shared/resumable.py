@@ -1,6 +1,7 @@
-"""Answers that outlive their connection and can be resumed or stopped on any replica.
+"""Answers that continue when their client disconnects, and that any replica can resume or stop.
 
-Each belongs to a conversation, identified by the request's X-Conversation-Id, or by the id of a `background` response.
+Replicas are servers that share a database. Each answer belongs to a conversation, which is named by the request's
+header X-Conversation-Id. For a `background` response, the name is the id of the response.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from notso.web.engine.running import RunningRequest
 from notso.web.replicas.exchange import Alone, Body, Exchange
 
 FIRST_SECONDS = 0.5
-"""An answer that no replica reports within this time is assumed not to exist."""
+"""If no replica sends an answer's log within this time, the answer is assumed not to exist."""
 SILENT_SECONDS = 2.0
 """After this time without events, a reader checks that the generating replica is still running."""
 UNREAD_SECONDS = 5.0
@@ -34,11 +35,11 @@ PING_SECONDS = 15.0
 
 
 class AnswerLog:
-    # The events and the body of an answer. Readers follow it; other replicas copy it by applying its `changes`.
+    # Log of an answer: its events and its body. Readers wait for changes; other replicas apply the changes to a copy.
 
     def __init__(self, id: str = "", body: Any = None) -> None:
-        self.id = id  # names the answer
-        self.body = body  # JSON, which is preliminary until the answer is finished
+        self.id = id  # of the answer
+        self.body = body  # JSON, preliminary until the answer is finished
         self.sse_events: list[bytes] = []
         self.finished = False
         self.at_change: Callable[[], None] | None = None
@@ -46,7 +47,7 @@ class AnswerLog:
 
     @property
     def number(self) -> int:
-        """Number of changes: events plus one for the end."""
+        """Number of changes so far: events, plus one for the end."""
         return len(self.sse_events) + self.finished
 
     def add(self, sse_events: Iterable[bytes]) -> None:
@@ -58,14 +59,14 @@ class AnswerLog:
         self._wake()
 
     def changes(self, after: int) -> Body:
-        """Return the changes after number `after`, or all if it is -1."""
+        """Return the changes after number `after`, or the whole log if it is -1."""
         sse_events = [event.decode() for event in self.sse_events[max(0, after) :]]
         return {"id": self.id, "sse_events": sse_events, "body": self.body if after < 0 or self.finished else None}
 
     def take(self, changes: Body) -> bool:
         """Apply changes to this copy. Return False if earlier ones are missing."""
         after = max(0, changes["after"])
-        # If the conversation has a newer answer, with another id, the copy starts again.
+        # A whole log with another id belongs to a newer answer of the conversation and replaces this copy.
         if changes["after"] < 0 and changes["id"] != self.id:
             self.id, self.sse_events, self.finished, self.body = changes["id"], [], False, changes["body"]
         if changes["id"] != self.id or after > len(self.sse_events):
@@ -77,7 +78,7 @@ class AnswerLog:
         return True
 
     async def wait(self, number: int, seconds: float) -> bool:
-        """Wait for a change. Return False on timeout."""
+        """Wait for a change after `number`. Return False on timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.number <= number:
@@ -107,7 +108,7 @@ class AnswerElsewhere:
         self._exchange.tell("stop answer", name=self._name)
 
     async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
-        """Yield numbered events from `start`, and pings during silence."""
+        """Yield numbered events from number `start`, and pings while there are none."""
         number, silent_s = start, 0.0
         while True:
             for event in self.log.sse_events[number:]:
@@ -157,11 +158,11 @@ class AnswersElsewhere:
         task = asyncio.create_task(self._keep(claim_name(owner, conversation), take, log))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # Stop copying once the copy is unused: its last reader may leave long before the answer ends.
+        # Stop copying when `found` is garbage-collected: its last reader may leave long before the answer ends.
         weakref.finalize(found, _cancel, asyncio.get_running_loop(), task).atexit = False
         try:
             await asyncio.wait_for(begun.wait(), FIRST_SECONDS)
-        except BaseException as error:  # also if the caller is cancelled: nobody will read the copy
+        except BaseException as error:  # including cancellation, which leaves the copy without a reader
             task.cancel()
             if isinstance(error, TimeoutError):
                 return None
@@ -176,13 +177,13 @@ class AnswersElsewhere:
 
 
 def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
-    # The last reference may be dropped in any thread.
+    # Called in the thread that drops the last reference, so the cancellation is passed to the event loop.
     with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(task.cancel)
 
 
 def claim_name(owner: str, conversation: str) -> str:
-    # Hashed, so that the Valkey server learns neither owners nor conversations.
+    # The name is hashed because it is sent to the Valkey server, which must not learn owners and conversation names.
     return "answer:" + hashlib.sha256(f"{owner}\0{conversation}".encode()).hexdigest()[:32]
 
 
@@ -193,16 +194,17 @@ def _gone() -> ApiError:
 
 
 RESUMABLE_SECONDS = 300.0
+"""Time after its end during which an answer can still be read."""
 MAX_RESUMABLE = 256
 
 
 class TokenRecord:
-    """Collects one answer's token ids: first those of `replay`, then those of events."""
+    """Collects an answer's token ids, beginning with those of `replay`."""
 
     def __init__(self, replay: Replay | None = None) -> None:
         self._ids = list(replay.ids) if replay is not None else []
         self._closed_at = list(replay.closed_at) if replay is not None else []
-        self.begun = len(self._ids)
+        self.begun = len(self._ids)  # number of replayed tokens
         self.origin = ""
         self.limit = 0
         self.finish: FinishReason | None = None
@@ -231,7 +233,7 @@ class TokenRecord:
 
 
 class ResumableStream:
-    """An answer that runs independently of its readers. `record` receives its tokens."""
+    """An answer that is generated even without readers. `record` receives its tokens."""
 
     def __init__(
         self,
@@ -242,9 +244,9 @@ class ResumableStream:
     ) -> None:
         self.running = running
         self.record = record
-        self.serializer = serializer  # each reader uses a copy of it, made by `again`
-        self.followed = serializer.again()  # receives the events as they are generated
-        self.log = log  # copy for readers at other replicas, if any
+        self.serializer = serializer  # template: each reader uses a copy made by `again`
+        self.followed = serializer.again()  # receives every event as it is generated
+        self.log = log  # published to other replicas; None: there are none
         self.following = asyncio.create_task(self._follow())
 
     @property
@@ -262,7 +264,7 @@ class ResumableStream:
                     self._tell(await sse_events_of(serializer, *item))
             await serializer.finalize()
             self._tell(await closing_events_of(serializer) if self.log is not None else ())
-        except (ApiError, NotsoError) as error:  # every reader receives the error, too
+        except (ApiError, NotsoError) as error:  # local readers get the error from `running`, others from the log
             self._tell((await failure_event_of(serializer, api_error_of(error)),))
         finally:
             self.running.close()
@@ -288,9 +290,9 @@ class ResumableStreams:
 
     @contextlib.asynccontextmanager
     async def claimed(self, owner: str, conversation: str, name: str) -> AsyncIterator[None]:
-        """Reserve a conversation for the answer `name`.
+        """Reserve a conversation for the answer with the id `name`.
 
-        Raises ApiError: 409 while another answer runs in it, 429 if too many are open.
+        Raises ApiError: 409 if another answer is running in it, 429 if too many are open.
         """
         there, key = self.find(owner, conversation), (owner, conversation)
         busy = self._claimed.get(key) or (there.running.name if there is not None and not there.finished else "")
@@ -319,14 +321,14 @@ class ResumableStreams:
         serializer: Serializer,
         record: TokenRecord | None = None,
     ) -> ResumableStream:
-        """Keep the answer running without readers; drop it RESUMABLE_SECONDS after its end."""
+        """Follow an answer to its end, and drop it RESUMABLE_SECONDS later."""
         log, name = AnswerLog(running.name, serializer.body()) if self._exchange.is_shared else None, running.name
         stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log, record)
         if log is not None:
             self._exchange.publish(claim_name(owner, conversation), log)
             self._exchange.tell("new answer", name=claim_name(owner, conversation))
         stream.following.add_done_callback(lambda _: self._exchange.release(claim_name(owner, conversation)))
-        loop = asyncio.get_running_loop()  # the timer refers only to the name, so that the text can be freed
+        loop = asyncio.get_running_loop()  # the timer below holds only names, so that the answer can be freed earlier
         stream.following.add_done_callback(
             lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), name)
         )
@@ -349,7 +351,7 @@ class ResumableStreams:
                 stream.running.stop(by_asker=True)
 
     def _forget_old(self, name: str) -> None:
-        # Another replica has a newer answer of the conversation.
+        # Another replica has started a newer answer in the conversation, which replaces the finished one here.
         for key, stream in list(self._streams.items()):
             if stream.finished and claim_name(*key) == name:
                 del self._streams[key]
@@ -361,7 +363,8 @@ class ResumableStreams:
 
 
 async def numbered(sse_events: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
-    """Number the events and yield those from `start`. Pings depend on timing and have no number."""
+    """Number the events and yield those from number `start`."""
+    # Pings get no number: they depend on timing, and an event must have the same number for every reader.
     number = -1
     async for sse_event in sse_events:
         if sse_event == ping:

@@ -15,46 +15,48 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.running import RunningRequest
 from notso.web.values.json_steps import json_bytes, json_steps
 
-_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients treat these as line ends, contrary to the standard
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # some SSE clients split lines at these, contrary to the standard
 
 
 class Serializer(Protocol):
-    """Converts events to one API's format: frames of a stream, or a whole body. Equal events give equal frames."""
+    """Converts events to one API's format: frames of a stream, or a whole body. Deterministic."""
 
-    id: str  # names the answer
-    ping: bytes  # sent during silence
+    # Clients resume a stream by frame number, so another copy must produce the same frames from the same events.
 
-    def again(self) -> Serializer: ...  # returns a copy that has received no events
+    id: str  # of the response
+    ping: bytes  # frame sent when there has been no event for PING_SECONDS
+
+    def again(self) -> Serializer: ...  # returns a copy in its initial state, without events
 
     def initial_events(self) -> Iterable[bytes]: ...
 
     def take(self, number: int, event: Event) -> Iterable[bytes]:
-        """Return an event's frames. Raises the error of an `error` event."""
+        """Return an event's frames. Raises the error that an `error` event carries."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
-        """Complete the response before its end is sent, for example by storing it with the fields `added`."""
+        """Run before the closing frames, for example to store the response with the fields `added`."""
 
     def closing(self) -> Iterable[bytes]: ...
 
     def failure(self, error: ApiError) -> bytes: ...
 
     def body(self) -> Any:
-        """Return the JSON body after the last event. Slow with log probabilities."""
+        """Return the JSON body. Slow if it has log probabilities."""
 
 
 class LargeJSONResponse(JSONResponse):
-    """JSON of any size, encoded in small steps; construct off the event loop."""
+    """JSON response of any size. Construct it in a thread, because encoding takes long."""
 
     def render(self, content: Any) -> bytes:
         return json_bytes(content)
 
 
 WHOLE_KINDS = ("prompt", "tool_call", "end")
-"""Kinds of events with frames that may be as large as a whole answer or prompt."""
+"""Event kinds whose frames may contain a whole answer or prompt."""
 
 
 async def sse_events_of(serializer: Serializer, number: int, event: Event) -> Iterable[bytes]:
-    """Call `take`, in a thread for large events."""
+    """Return an event's frames, converting large ones in a thread."""
     if event.kind in WHOLE_KINDS:
         return await asyncio.to_thread(lambda: list(serializer.take(number, event)))
     return serializer.take(number, event)
@@ -69,7 +71,7 @@ async def failure_event_of(serializer: Serializer, error: ApiError) -> bytes:
 
 
 async def whole_response(serializer: Serializer, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return a serializer's response, complete or so far."""
+    """Return the serializer's body as a response; call it at any time."""
     return await large_response(serializer.body, headers)
 
 
@@ -78,14 +80,13 @@ async def large_response(body: Callable[[], Any], headers: Mapping[str, str] | N
 
 
 def as_json(value: Any, *, is_whole: bool = False) -> str:
-    """Encode on one line. `is_whole` marks values that may be large."""
-    # Some characters are escaped for clients that split lines at more characters than the standard specifies.
+    """Encode as one line of JSON. `is_whole` encodes a large value in small steps."""
     text = "".join(json_steps(value)) if is_whole else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def data_event(value: Any, *, is_whole: bool = False) -> bytes:
-    # JSON escapes line ends, so the event is one line.
+    # `as_json` escapes line ends, so one `data:` line is enough.
     return b"data: " + as_json(value, is_whole=is_whole).encode() + b"\n\n"
 
 
@@ -114,7 +115,7 @@ PING_SECONDS = 15.0
 
 
 async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int, Event] | None]:
-    """Yield (choice number, event), and None during silence. Raises ApiError (503) if the engine stops."""
+    """Yield (choice number, event), or None when a ping is due. Raises ApiError (503) if the engine stops."""
     async for number, events in running.events(silence_s=PING_SECONDS):
         if not events:
             yield None

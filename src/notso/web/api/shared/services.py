@@ -15,7 +15,8 @@ from notso.web.edge.limits import OpenStreams
 from notso.web.engine.metrics import Metrics
 from notso.web.services import Shared
 
-MAX_REREAD_STREAMS = 64  # a reader on another replica may follow many answers, so rereading has its own limit
+MAX_REREAD_STREAMS = 64
+"""Maximum resumed streams per owner. They have a separate limit, because one client may follow many answers."""
 
 
 async def _not_built(scope: Scope, receive: Receive, send: Send) -> None:
@@ -27,9 +28,9 @@ class ApiServices:
     shared: Shared
     metrics: Metrics
     resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)
-    wake_library: Callable[[], None] = lambda: None  # parse documents that were added just now
-    background: BackgroundResponses | None = None  # None: background responses end with this process
-    inside: ASGIApp = _not_built  # the routes without middleware, for internal requests
+    wake_library: Callable[[], None] = lambda: None  # starts parsing newly added documents
+    background: BackgroundResponses | None = None  # None: background responses do not survive a restart
+    inside: ASGIApp = _not_built  # the application without its middleware, for internal requests
     reread_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_REREAD_STREAMS))
 
 

@@ -1,4 +1,7 @@
-"""Request lifecycle of the APIs: parsing, admission, generation and response."""
+"""Request lifecycle of the APIs: parsing, admission, generation and response.
+
+A choice is one prompt with one set of sampling parameters; each choice gets its own generation.
+"""
 
 from __future__ import annotations
 
@@ -52,22 +55,22 @@ T = TypeVar("T")
 LONGEST_RETRY_SECONDS = 60
 CONVERSATION = "x-conversation-id"
 BACKGROUND = "notso.background"
-"""Scope key of batch requests, which have lower priority."""
+"""ASGI scope key that marks requests of batches, which run at lower priority."""
 INCOMPLETE = "notso.incomplete"
-"""Scope key of streams that ended with an error."""
+"""ASGI scope key that is set when a stream ends with an error."""
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def require_json(request: Request) -> None:
-    """Raise ApiError (415) for a body of another type, before it is read."""
+    """Raise ApiError (415) unless the content type is JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "unsupported_media_type", "the body must be application/json")
 
 
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
-    """Parse the body. Raises ApiError: 415 for another type, 400 if invalid.
+    """Parse the JSON body. Raises ApiError: 415 for another content type, 400 if invalid.
 
-    With `of_any_type`, the content type is not checked. With the setting `strict_fields`, hints are rejected.
+    `of_any_type` skips the content type check. The setting `strict_fields` rejects ignored fields (hints).
     """
     if not of_any_type:
         require_json(request)
@@ -82,13 +85,14 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *
 
 
 async def with_prompt(request: Request, work: Callable[[], T]) -> T:
-    # Runs `work` like parsing the body, because the size of the body bounds the size of the prompt.
+    # Runs `work` in the queue that also parses bodies. The size of the body is the estimate of the work, because the
+    # prompt is made from the body.
     return await api_services(request).shared.large_work.run(work, len(await request.body()), owner_of(request))
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A model that is kept loaded; `info` has the name reported to clients."""
+    """A model that is kept loaded; `info` has the model name reported to clients."""
 
     engine: ChatEngine
     info: ModelInfo
@@ -96,7 +100,7 @@ class Serving:
 
 
 def require_serving(services: ApiServices) -> None:
-    """Raise ApiError (503) while stopping or before the first load."""
+    """Raise ApiError (503) if the server is stopping or has not loaded a model yet."""
     host = services.shared.engine
     if services.shared.stopping:
         raise ApiError(503, "shutting_down", "the server is stopping", retry_after_seconds=5)
@@ -107,7 +111,7 @@ def require_serving(services: ApiServices) -> None:
 async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice:
     """Resolve the `model` field.
 
-    Raises ApiError: 404 if unknown, 400 if the file cannot be used, 503 as in `require_serving`.
+    Raises ApiError: 404 if unknown, 400 if its file is unusable, 503 if no model is available.
     """
     require_serving(services)
     host, registry = services.shared.engine, services.shared.model_registry
@@ -132,7 +136,7 @@ async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice
 
 @asynccontextmanager
 async def serving(services: ApiServices, wanted: str | None = None) -> AsyncIterator[Serving]:
-    """Wait for the named model to load, and keep it loaded. Raises ApiError."""
+    """Load the named model and keep it loaded inside the context. Raises ApiError."""
     choice = await chosen_model(services, wanted)
     running = services.shared.requests.open("", counts=False)
     try:
@@ -161,7 +165,7 @@ def _unusable(error: Exception) -> ApiError:
         return ApiError(400, "model_not_supported", str(error), param="model")
     if isinstance(error, OSError):
         return ApiError(400, "model_not_supported", f"the file cannot be read: {error.strerror}", param="model")
-    return known(error)
+    return as_api_error(error)
 
 
 async def respond(
@@ -171,11 +175,11 @@ async def respond(
     asked: ApiRequest,
     serializer_of: Callable[[ModelInfo], Serializer],
 ) -> Response:
-    """Answer a request, whole or streamed. Raises ApiError only before the first byte.
+    """Generate a response, whole or streamed. Raises ApiError only before the first byte.
 
-    Disconnecting stops the answer, unless X-Conversation-Id was sent or it runs in the background.
+    A disconnect stops the generation, except for background requests and those with X-Conversation-Id.
     """
-    dropped: list[str] = []  # reported in a header with the ignored fields
+    dropped: list[str] = []  # message parts that the chat template drops; reported in the header for ignored fields
     response = await _response(request, services, owner, asked, serializer_of, dropped)
     response.headers.update(await with_prompt(request, lambda: ignored_headers(asked, dropped)))
     return response
@@ -210,7 +214,7 @@ async def _response(
                     400, "invalid_value", "X-Conversation-Id cannot be combined with background", param=CONVERSATION
                 )
             conversation = serializer.id
-        cached_of = secrets.token_hex(16) if asked.fresh else owner
+        cached_of = secrets.token_hex(16) if asked.fresh else owner  # a new owner has no cached prompts
         priority: Priority = "background" if request.scope.get(BACKGROUND) else "api"
         kept_as = serializer.id if asked.keep else None
         options = replace(
@@ -220,7 +224,7 @@ async def _response(
         each = tuple(Submission(prompt, params, options) for prompt, params in asked.choices)
         left = left_response(request)
         survives = (asked.background and asked.keep) or (asked.keep_stream and conversation is not None)
-        if survives:
+        if survives:  # the response continues after a restart, from its recorded tokens
             each = (replayed(each[0], left),)
         if form is not None:
             each = tuple(map(recorded, each))
@@ -228,7 +232,7 @@ async def _response(
         ask = Submissions(each)
 
         async def begin() -> None:
-            # Everything that can be rejected is rejected here, before the first byte.
+            # Rejects invalid requests now, because the status code cannot change after the first byte.
             await running.begin(ask, lambda work: with_prompt(request, work))
 
         if conversation is None:
@@ -244,7 +248,7 @@ async def _response(
     except BaseException as error:
         running.close()
         if isinstance(error, Exception):
-            raise known(error, asked.names) from error
+            raise as_api_error(error, asked.names) from error
         raise
     events = sse_events(running, serializer, request.scope)
     try:
@@ -258,7 +262,7 @@ async def _response(
             return EventStream(events, running.close)
         return await _unless_gone(request, running, serializer)
     except Exception as error:
-        raise known(error, asked.names) from error
+        raise as_api_error(error, asked.names) from error
 
 
 def conversation_of(request: Request) -> str | None:
@@ -274,7 +278,7 @@ def conversation_of(request: Request) -> str | None:
 async def sse_events(
     running: RunningRequest, serializer: Serializer, scope: Scope | None = None
 ) -> AsyncIterator[bytes]:
-    """Yield the whole stream. An error becomes its last frame and sets INCOMPLETE in the scope."""
+    """Yield all frames of a stream. On an error, yield an error frame and set INCOMPLETE in the scope."""
     try:
         for sse_event in serializer.initial_events():
             yield sse_event
@@ -290,11 +294,11 @@ async def sse_events(
     except Exception as error:
         if scope is not None:
             scope[INCOMPLETE] = True
-        yield await failure_event_of(serializer, known(error))
+        yield await failure_event_of(serializer, as_api_error(error))
 
 
 async def whole(running: RunningRequest, serializer: Serializer) -> Response:
-    """Return the whole response. Raises the answer's error."""
+    """Return the whole response. Raises the error of the generation."""
     async for item in generation_events(running):
         if item is not None:
             for _ in await sse_events_of(serializer, *item):
@@ -303,8 +307,8 @@ async def whole(running: RunningRequest, serializer: Serializer) -> Response:
     return await whole_response(serializer)
 
 
-def known(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
-    """Convert an error to an ApiError with this API's field names; log unexpected ones."""
+def as_api_error(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
+    """Convert an error to an ApiError with the API's field names; log unexpected errors."""
     mapped = api_error_of(error).called(names or {})
     if mapped.code == "internal_error":
         logger.error("unexpected %s on an API request", type(error).__name__, exc_info=error)
@@ -339,9 +343,9 @@ async def _unless_gone(request: Request, running: RunningRequest, serializer: Se
 async def events_of_choices(
     request: Request, services: ApiServices, owner: str, asked: ApiRequest
 ) -> tuple[ModelInfo, list[list[Event]]]:
-    """Run any number of choices, up to `max_num_seqs` at a time, and return the events of each.
+    """Generate all choices, up to `max_num_seqs` at a time, and return the events of each.
 
-    Disconnecting stops the choices. Raises ApiError.
+    A disconnect stops the generation. Raises ApiError.
     """
     working = asyncio.create_task(_in_groups(request, services, owner, asked))
     leaving = asyncio.create_task(_left(request))
@@ -351,7 +355,7 @@ async def events_of_choices(
             raise ApiError(499, "client_left", "the client disconnected")
         return working.result()
     except Exception as error:
-        raise known(error, asked.names) from error
+        raise as_api_error(error, asked.names) from error
     finally:
         for task in (working, leaving):
             task.cancel()
@@ -394,7 +398,7 @@ async def _left(request: Request) -> None:
 class EventStream(StreamingResponse):
     """An event stream that calls `at_end` at its end or on disconnect, even before its first chunk."""
 
-    # The generator's own `finally` would not run if the generator was never started.
+    # A `finally` in the generator `chunks` would not run if the client disconnects before the generator starts.
     def __init__(self, chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._at_end = at_end

@@ -1,4 +1,4 @@
-"""Searches in vector stores, OpenAI's name for libraries of documents."""
+"""Search in vector stores. "Vector store" is OpenAI's name for what this server calls a library of documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notso.web.store.documents import Library, PassageHit, StoredDocument
 
 MAX_RESULTS = 50
 HALF_SCORE = 8.0
-"""BM25 score that is shown as 0.5."""
+"""BM25 score that the API reports as 0.5. Reported scores are between 0 and 1."""
 
 
 class RankingOptions(Fields):
@@ -40,7 +40,7 @@ async def found_library(
     param: str = "vector_store_id",
     rights: Sequence[str] = ("own", "add", "read"),
 ) -> Library:
-    """Return a library by the id of its vector store. Raises ApiError: 404 if unknown, 403 without `rights`."""
+    """Return the library with a vector store id. Raises ApiError: 404 if unknown, 403 without one of `rights`."""
     for each in await services.shared.store.documents.libraries(owner):
         if store_id_of(each.id) == store_id:
             if each.rights not in rights:
@@ -57,7 +57,7 @@ async def hits_in(
     most: int,
     ranking: RankingOptions | None,
 ) -> list[PassageHit]:
-    """Return the best passages of libraries for several queries, each passage once."""
+    """Return the `most` best passages for any of the queries, each passage once."""
     least = ranking.score_threshold or 0.0 if ranking is not None else 0.0
     found: dict[tuple[str, int], PassageHit] = {}
     for library in libraries:
@@ -80,7 +80,7 @@ def result_of(hit: PassageHit, file_id: str) -> dict[str, Any]:
 
 
 async def file_ids_of(services: ApiServices, owner: str, documents: Iterable[StoredDocument]) -> dict[str, str]:
-    """Map each document's id to that of its uploaded file, or to a derived id if there is none."""
+    """Map document ids to the ids of their uploaded files, or to derived ids if there is no file."""
     uploaded = [each.id for each in await services.shared.store.records.files(owner)]
     found = list(documents)
     made_of = {document_id_of(name, each): name for each in {each.library_id for each in found} for name in uploaded}
@@ -92,7 +92,8 @@ def store_id_of(library_id: str) -> str:
 
 
 def document_id_of(file_id: str, library_id: str) -> str:
-    """Return the id of an uploaded file's document in a library; a file may be in several libraries."""
+    """Return the id of the document made from a file in a library."""
+    # Derived from both ids, because a file may be in several libraries.
     return str(uuid.uuid5(uuid.UUID(library_id), file_id))
 
 
