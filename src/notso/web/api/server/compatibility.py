@@ -52,7 +52,7 @@ describes endpoints and responses.
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An endpoint with the fields of its body, and notes on these and on nested fields."""
+    """An endpoint: the fields of its body, notes on them, and notes on nested fields (`within`)."""
 
     path: str
     api: str

@@ -1,6 +1,5 @@
-"""Model listing: the default model, installed files and their adapters.
-
-vLLM's endpoints load and unload adapters at runtime, only from the operator's `--adapter-dir`.
+"""Routes that list models (the default model and installed files) with their adapters, and vLLM's routes that load and
+unload adapters. Adapters are loaded only from the folder given with `--adapter-dir`.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ UNLOAD_NOTES: Notes = {
 
 @adapters_router.post("/v1/load_lora_adapter", dependencies=[operator_only(audit="loaded an adapter")])
 async def load(request: Request, services: Services) -> Response:
-    """Load an adapter. Requests may name it from then on."""
+    """Load an adapter. Later requests may name it as `model`."""
     fields = await read_body(request, lambda body: read_fields(LoadFields, body, LOAD_NOTES))
     path = _within(services.shared.settings.adapter_dir, fields.lora_path)
     async with serving(services, fields.base_model_name) as model:
@@ -122,9 +121,9 @@ ANTHROPIC_MOST = 1000
 
 @router.get("/v1/models", dependencies=[GUARDED])
 async def list_models(request: Request, services: Services) -> Response:
-    """List models and adapters, the default model first. Empty until that is loaded.
+    """List models and adapters, the default model first. Empty until the default model is loaded.
 
-    A request with the header `anthropic-version` is answered in Anthropic's format.
+    With the request header `anthropic-version`, the format is Anthropic's.
     """
     entries = [entry for _, entry in await _entries(services)]
     if ANTHROPIC_VERSION in request.headers:

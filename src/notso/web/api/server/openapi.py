@@ -1,9 +1,13 @@
 """OpenAPI document, generated from the routes and the field tables that validate requests.
 
-Notation of the schemas of responses: a type's name, with `?` if it may be null; `@Name` for a component; a list for an
-array of its one member; a mapping for an object, in which names with `?` may be missing.
+The schemas of responses are written in a short notation:
 
-`GET /docs` shows the reference as a page, made from the OpenAPI document, without scripts.
+"string": a value of this type. A final `?` ("string?") means that it may be null; "any" is any value.
+"@Name": the component with this name.
+[type]: an array of this type.
+{name: type}: an object. A property whose name ends with `?` may be missing.
+
+`GET /docs` shows the document as an HTML page without scripts.
 """
 
 from __future__ import annotations
@@ -208,7 +212,7 @@ REFUSED = frozenset(
         "DELETE /api/delete",
     )
 )
-"""Operations that never succeed."""
+"""Operations that always return an error."""
 
 STREAMED = {
     **{f"POST {prefix}/{name}": "text/event-stream" for prefix in ("", "/v1") for name in ("chat/completions",)},
@@ -222,7 +226,7 @@ STREAMED = {
     ),
     **dict.fromkeys(("POST /api/chat", "POST /api/generate"), "application/x-ndjson"),
 }
-"""Operations that stream on request, and the media type of the stream."""
+"""Operations that can stream their response, and the media type of the stream."""
 
 OTHER_TYPES = {
     "GET /metrics": "text/plain",
@@ -231,6 +235,7 @@ OTHER_TYPES = {
     "GET /docs": "text/html",
     "GET /v1/files/{file_id}/content": "application/octet-stream",
 }
+"""Operations that do not return JSON, and the media type of their response."""
 
 _ALIASES = {
     "POST /chat/completions": "POST /v1/chat/completions",
@@ -256,6 +261,7 @@ _ALIASES = {
     "POST /chat/completions/input_tokens": "POST /v1/chat/completions/input_tokens",
     "POST /v1/responses/input_tokens": "POST /v1/chat/completions/input_tokens",
 }
+"""Operations whose responses have the same schema as those of another operation."""
 
 _BODIES: dict[str, Any] = {
     "GET /health": "@Health",
@@ -342,6 +348,7 @@ _BODIES: dict[str, Any] = {
     "POST /apply-template": {"prompt": "string", "n_tokens": "integer"},
     "GET /openapi.json": "object",
 }
+"""Schemas of the JSON responses, in the notation described above."""
 
 
 def components() -> dict[str, Any]:
@@ -349,7 +356,7 @@ def components() -> dict[str, Any]:
 
 
 def responses_of(operation: str) -> dict[str, Any]:
-    """Return the successful responses of an operation such as "POST /v1/messages"; empty if it never succeeds."""
+    """Return the successful responses of an operation such as "POST /v1/messages"; empty for REFUSED ones."""
     if operation in REFUSED:
         return {}
     content: dict[str, Any] = {}
@@ -393,7 +400,8 @@ async def openapi(request: Request) -> Response:
 
 @cache
 def _schemas() -> tuple[dict[str, str], dict[str, Any]]:
-    """Return each body's reference by route, and the schemas. Do not change them: building them takes half a second."""
+    """Return the reference to each route's body schema, and the schemas. Do not modify them: they are cached."""
+    # Building the schemas takes half a second.
     kinds: list[type[BaseModel]] = [address.fields for address in ADDRESSES]
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=SCHEMAS + "{model}", by_alias=True
@@ -440,7 +448,7 @@ def _operation(method: str, path: str, route: APIRoute, body: str | None) -> dic
     said = inspect.getdoc(route.endpoint) or ""
     is_public = any(each.dependency is public for each in route.dependencies)
     shape = "OllamaError" if path.startswith(OLLAMA_PREFIX) else "Error"
-    error = {"description": "What is wrong", "content": {"application/json": {"schema": {"$ref": SCHEMAS + shape}}}}
+    error = {"description": "The error", "content": {"application/json": {"schema": {"$ref": SCHEMAS + shape}}}}
     operation: dict[str, Any] = {
         "summary": said.partition(". ")[0].rstrip("."),
         "description": " ".join(said.split()),

@@ -56,7 +56,7 @@ async def props(services: Services) -> Response:
 
 @router.get("/slots", dependencies=[GUARDED])
 async def slots(services: Services) -> Response:
-    """List slots and whether each is processing. No content is exposed."""
+    """List slots and whether each is processing a request. Prompts are not shown."""
     info, stats = _info(services), services.shared.engine.stats()
     running = stats.running if stats is not None else 0
     listed: list[dict[str, Any]] = [
@@ -83,9 +83,9 @@ health_router = APIRouter()
 @health_router.head("/health", dependencies=[PUBLIC])
 @health_router.get("/v1/health", dependencies=[PUBLIC])
 async def health(services: Services) -> JSONResponse:
-    """Return 200 if a request would be answered, after loading a model if needed. Return 503 during the first load or a
-    model switch, after a failed load, without a database connection, and while stopping."""
-    # `leaving` is set some time before stopping, so that a proxy notices and sends no more requests.
+    """Return 200 if the server accepts requests, even if it must load an unloaded model first. Return 503 during the
+    first load or a model switch, after a failed load, without a database connection, and while stopping."""
+    # `leaving` is set some time before the server stops, so that a load balancer sees the 503 and sends no requests.
     shared = services.shared
     status: str = "stopping" if shared.stopping or shared.leaving else shared.engine.state
     if status in ("ready", "unloaded") and shared.leases is not None and shared.leases.failing:
@@ -94,33 +94,34 @@ async def health(services: Services) -> JSONResponse:
         return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
     info = shared.engine.info
     about = {"model": info.name, "demo": info.is_demo, "device": info.device} if info else {}
-    missing = {"missing": ["valkey"]} if shared.exchange.is_away else {}  # replicas work independently meanwhile
+    # A missing Valkey server is reported, but not an error: each replica then works on its own.
+    missing = {"missing": ["valkey"]} if shared.exchange.is_away else {}
     return JSONResponse({"status": "ok", **about, **missing})
 
 
 @health_router.get("/livez", dependencies=[PUBLIC])
 @health_router.head("/livez", dependencies=[PUBLIC])
 async def livez() -> JSONResponse:
-    """Return 200 immediately, while the process responds."""
+    """Return 200 without checking the model or database."""
     return JSONResponse({"status": "alive"})
 
 
 @health_router.get("/ping", dependencies=[PUBLIC])
 @health_router.post("/ping", dependencies=[PUBLIC])
 async def ping(services: Services) -> JSONResponse:
-    """Return what /health returns, at the endpoint of SageMaker and vLLM."""
+    """Alias of /health, as in SageMaker and vLLM."""
     return await health(services)
 
 
 @router.get("/version", dependencies=[GUARDED])
 async def version() -> Response:
-    """Return the server's version, at vLLM's endpoint."""
+    """Return the server's version, in vLLM's format."""
     return JSONResponse({"version": release()})
 
 
 @router.get("/load", dependencies=[GUARDED])
 async def load(services: Services) -> Response:
-    """Return the number of requests being processed or waiting, at vLLM's endpoint."""
+    """Return the number of running and waiting requests, in vLLM's format."""
     stats = services.shared.engine.stats()
     return JSONResponse({"server_load": 0 if stats is None else stats.running + stats.waiting})
 

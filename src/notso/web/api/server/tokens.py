@@ -72,8 +72,8 @@ DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
 
 @router.post("/tokenize", dependencies=[GUARDED])
 async def tokenize(request: Request, services: Services) -> Response:
-    """Return token ids of a text, or of the prompt of `messages`. Control tokens are parsed with `parse_special`, and
-    by default in a `prompt`."""
+    """Tokenize a text, or the prompt of `messages`. Control tokens in the text are recognized if `parse_special` is
+    true, the default with `prompt`."""
     asked, conversation = await read_body(request, _tokenize_request)
     is_prompt = asked.content is None
     text = asked.prompt if is_prompt else asked.content
@@ -87,7 +87,7 @@ async def tokenize(request: Request, services: Services) -> Response:
             else:
                 ids = engine.tokenize(text or "", special=special)
             strings = {"token_strs": engine.token_texts(ids)} if asked.return_token_strs else {}
-            if asked.with_pieces:  # long texts repeat few distinct tokens, so each piece is built once
+            if asked.with_pieces:  # built once per distinct token, because long texts repeat tokens
                 told = list(dict.fromkeys(ids))
                 pieces = {
                     id: {"id": id, "piece": piece} for id, piece in zip(told, engine.token_texts(told), strict=True)
@@ -113,7 +113,7 @@ def _tokenize_request(body: Mapping[str, Any]) -> tuple[TokenizeFields, ChatRequ
 
 @router.get("/tokenizer_info", dependencies=[GUARDED])
 async def tokenizer_info(services: Services) -> Response:
-    """Return control tokens and context length, as vLLM's clients need for remote tokenization."""
+    """Return control tokens and context length, in vLLM's format."""
     async with serving(services) as model:
         return JSONResponse(
             {
@@ -127,7 +127,7 @@ async def tokenizer_info(services: Services) -> Response:
 
 @router.post("/detokenize", dependencies=[GUARDED])
 async def detokenize(request: Request, services: Services) -> Response:
-    """Return the text of token ids, control tokens spelled out, in llama-server's `content` and vLLM's `prompt`."""
+    """Return the text of token ids, including control tokens, as llama-server's `content` and vLLM's `prompt`."""
     asked = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
     async with serving(services) as model:
         engine = model.engine
