@@ -1,6 +1,6 @@
 """Strict JSON parsing and validation of untrusted bodies, with the field types and checks that all APIs share.
 
-A hint is a field that is accepted, but ignored.
+A hint is a field that is accepted, but ignored. A note documents one field for clients.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _UNFIT = re.compile("[\x00\ud800-\udfff]")
 def parse_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object in linear time.
 
-    Raises ApiError (400) for other values, NaN, infinities, integers beyond 64 bits, duplicate keys, more than LIMITS,
-    and text with NUL or lone surrogates.
+    Raises ApiError (400) for other JSON values, NaN, infinities, integers beyond 64 bits, duplicate keys, text with NUL
+    or lone surrogates, and bodies that exceed LIMITS.
     """
     if body.startswith(_MARKS) or b"\0" in body[:4] or body.endswith(b"\0"):
         body = _as_utf8(body)
@@ -118,10 +118,10 @@ Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, be
 
 
 class Fields(StrictFields):
-    """Base of request bodies and their nested objects.
+    """Base class of request bodies and their nested objects.
 
-    Unknown names are dropped, and `hints_of` reports them. Names that the notes (the validation context) describe as
-    unsupported are rejected, unless the value is null, false, '' or [].
+    Unknown fields are dropped; `hints_of` reports them. Fields that the notes (the validation context) mark as
+    unsupported are rejected, unless their value is null, false, '' or [].
     """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
@@ -149,7 +149,7 @@ def _spellings(kind: type[BaseModel]) -> frozenset[str]:
 
 
 def _is_nothing(value: object) -> bool:
-    # An empty object is not included: it requests a default behavior.
+    # An empty object does not count as nothing, because it may request a feature with default options.
     return value is None or value is False or value == "" or value == []
 
 
@@ -167,13 +167,13 @@ Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PA
 class Note:
     """Documentation of a field, for the compatibility page and for error messages."""
 
-    # works: behaves as the API documents. inert: accepted only with values that have no effect. hint: ignored
-    # and named in the response header. refused: has no meaning here. later: not supported yet.
+    # works: implemented. inert: accepted only with values that have no effect. hint: ignored, and named in the response
+    # header for ignored fields. refused: not supported. later: not supported yet.
     state: Literal["works", "inert", "hint", "refused", "later"]
     text: str
-    instead: str = ""  # advice for rejected values; default: `text`
-    ignored: str = ""  # reason for ignoring a hint; `text` then lists values that are not ignored
-    done: tuple[Any, ...] = ()  # the values that are not ignored
+    instead: str = ""  # advice in errors; if empty, `text` is the advice for refused fields
+    ignored: str = ""  # why a hint is ignored; its `text` describes the values that are not ignored
+    done: tuple[Any, ...] = ()  # the values of a hint that are not ignored
 
     @property
     def advice(self) -> str:
@@ -196,7 +196,7 @@ refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
 def hint(text: str, but: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
-    """Describe an ignored field: `text` is the reason. The values in `done`, in words `but`, are not ignored."""
+    """Describe an ignored field; `text` is the reason. Values in `done`, described by `but`, are not ignored."""
     return Note("hint", but, instead, text, done)
 
 
@@ -321,14 +321,14 @@ def printable(text: str) -> str:
 
 
 MAX_HINTS = 1024
-"""Limit of reported hints per request."""
+"""Maximum number of hints reported per request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Marks a field as ignored (`Annotated[..., Hint()]`, outermost)."""
+    """Marks a field as ignored. Must be in the outermost `Annotated`."""
 
-    done: tuple[Any, ...] = ()  # values that match the actual behavior
+    done: tuple[Any, ...] = ()  # values that are not ignored, because the server behaves as they request
     tells: bool = False  # the field only describes the caller, and is accepted even with --strict-fields
 
 
@@ -337,15 +337,15 @@ TELLS = Hint(tells=True)
 
 @dataclass(frozen=True, slots=True)
 class GivenHint:
-    name: str  # without list indexes
-    path: str  # of the first occurrence, with list indexes
+    name: str  # path of the field without list indexes, as in the response header
+    path: str  # path of the first occurrence, with list indexes, as in errors
     tells: bool
 
 
 def hints_of(fields: BaseModel, body: Mapping[str, Any]) -> tuple[GivenHint, ...]:
     """List the ignored fields in order of occurrence, each name once.
 
-    Takes time proportional to the number of fields in the body.
+    Takes time linear in the size of the body.
     """
     found: dict[str, GivenHint] = {}
     for path, tells in _hints(fields, body):
@@ -424,7 +424,7 @@ def strict_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
 
 
 def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
-    """Return the choice of the tool `name`, or of any tool if it is None. Raises ApiError (400) if unknown."""
+    """Return the choice that requires tool `name`, or any tool if None. Raises ApiError (400) if unknown."""
     if not names:
         raise invalid(param, f"{param} requires a tool call, but no tools are given")
     if name is None:

@@ -1,4 +1,4 @@
-"""Sampling, stopping and grammar fields, as spelled by OpenAI, llama.cpp and vLLM."""
+"""Sampling, stopping and grammar fields, under the names that OpenAI, llama.cpp and vLLM use."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MIROSTAT_ADVICE = (
 
 
 class AbsentSamplerFields(Fields):
-    """Unimplemented samplers and options, with their neutral values."""
+    """Samplers and options that are not implemented. Neutral values are accepted, hints are ignored."""
 
     tfs_z: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
     top_a: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
@@ -187,9 +187,9 @@ def parameters_in(fields: BaseModel, api: Api) -> dict[str, Any]:
 MAX_CHOICES = 64
 MAX_PROCESSORS = 8
 MAX_WORK = 4_000_000
-"""Limit of n x max_tokens x log probabilities per token. It bounds the response that a small request may cause."""
+"""Limit of n x max_tokens x log probabilities per token. It bounds the size of the response to a small request."""
 ANY_LENGTH = -1
-"""Value of `max_tokens` that means as many tokens as fit, as in llama.cpp and LM Studio."""
+"""Value of `max_tokens` for as many tokens as fit the context, as in llama.cpp and LM Studio."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
@@ -235,7 +235,7 @@ SAMPLING_NOTES: Notes = {
     "n": works(
         "number of choices, at most the server's limit of concurrent responses; with a seed, choice i uses seed + i"
     ),
-    "stream": works("true: events with chunks"),
+    "stream": works("true: stream the response in chunks"),
     "stream_options": works("`include_usage` adds a final chunk with token counts"),
     "return_progress": works("true: chunks with `prompt_progress` during prefill"),
     "timings_per_token": works("true: each chunk contains the `timings` so far"),
@@ -296,7 +296,7 @@ def checked_params(names: Mapping[str, str], given: Mapping[str, Any]) -> Sampli
 
 
 def either(fields: BaseModel, *names: str) -> Any:
-    """Return the value given under any of a field's names. Raises ApiError if values differ."""
+    """Return the value given under any of a field's aliases. Raises ApiError if they disagree."""
     given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
     for name, value in given:
         if value != given[0][1]:
@@ -336,7 +336,7 @@ _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 class StructuredOutputs(Fields):
-    """vLLM's structured outputs, of which one may be given."""
+    """vLLM's structured outputs. At most one may be given."""
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: Text | None = None
@@ -346,7 +346,7 @@ class StructuredOutputs(Fields):
 
 
 class GrammarFields(SamplingFields):
-    """Grammar fields, of which one may be given. A `grammar` with `::=` rules is GBNF, otherwise Lark."""
+    """Grammar fields. At most one may be given. A `grammar` with `::=` rules is GBNF, otherwise Lark."""
 
     grammar: Text | None = None
     json_schema: Schema | None = None
@@ -382,7 +382,7 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
 
 
 def grammar_of(fields: GrammarFields, format_grammar: Grammar | None = None) -> tuple[Grammar | None, str]:
-    """Return the grammar of the answer and the field it came from. Raises ApiError (400) if invalid or ambiguous."""
+    """Return the grammar of the answer and the name of its field. Raises ApiError (400) if invalid or ambiguous."""
     asked = fields.structured_outputs
     given: dict[str, Grammar | None] = {
         "response_format": format_grammar,
