@@ -59,7 +59,7 @@ NOTES = {
 
 @router.post("/v1/batches", dependencies=[GUARDED])
 async def create(request: Request, services: Services, owner: Owner) -> Response:
-    """Create a batch from the requests in an uploaded file, which are answered while the server is idle."""
+    """Create a batch from an uploaded file of requests. They run at lower priority than other requests."""
     fields, ignored = await read_body(request, _read)
     now_ms = time.time_ns() // 1_000_000
     lifetime = fields.output_expires_after
@@ -111,14 +111,14 @@ async def batches(request: Request, services: Services, owner: Owner) -> Respons
 
 @router.get("/v1/batches/{batch_id}", dependencies=[GUARDED])
 async def show(services: Services, owner: Owner, batch_id: str) -> Response:
-    """Return a batch, with the number of answers so far."""
+    """Return a batch, with the number of finished requests."""
     return JSONResponse(await _now(services, await _found(services, owner, batch_id)))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", dependencies=[GUARDED])
 async def cancel(request: Request, services: Services, owner: Owner, batch_id: str) -> Response:
-    """Stop a batch. Answers so far become available. No effect after its end."""
-    for _ in range(3):  # the status may change between reading and writing
+    """Cancel a batch. Its answers so far become available. Has no effect on an ended batch."""
+    for _ in range(3):  # try again if the status changes between reading and writing
         batch = await _found(services, owner, batch_id)
         body = dict(batch.body)
         if body["status"] not in ("validating", "in_progress"):

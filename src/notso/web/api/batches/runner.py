@@ -1,4 +1,6 @@
-"""Runs batches. A lease in the database names the process that runs a batch; if it expires, another one continues."""
+"""Runs batches. A lease in the database names the process that runs a batch; after it expires, another process may
+continue the batch.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ MAX_LINES = 50_000
 MAX_ERRORS = 100
 """Maximum errors reported for an invalid input file."""
 MAX_BATCHES = 4
-"""Batches of different owners that run at once; batches of one owner run one after another."""
+"""Maximum batches that run at once, each of a different owner. The batches of one owner run one after another."""
 MAX_AT_ONCE = 32
+"""Maximum requests of one batch that run at once."""
 LOOK_SECONDS = 10.0
-"""Interval between searches for batches left by other replicas or an earlier run."""
+"""Interval between searches for unfinished batches of stopped processes."""
 RENEW_SECONDS = 5.0
 _log = logging.getLogger("notso.web.api")
 
@@ -57,7 +60,7 @@ class BatchRunner:
         self._task = asyncio.create_task(self._look())
 
     async def close(self) -> None:
-        """Stop running batches. Their remaining lines are answered after the next start."""
+        """Stop running batches. They continue after the next start."""
         tasks = [task for _, task in self._running.values()]
         for task in (*tasks, *([self._task] if self._task is not None else [])):
             task.cancel()
@@ -79,7 +82,7 @@ class BatchRunner:
             with contextlib.suppress(NotsoError):  # the database is unreachable; the next round tries again
                 while len(self._running) < MAX_BATCHES:
                     busy = [owner for owner, _ in self._running.values()]
-                    # If the store is not shared, leases in it belong to an earlier process and count as expired.
+                    # If no other server shares the store, all leases belong to earlier processes and count as expired.
                     now_ms = _now_ms() if store.is_shared else 1 << 62
                     batch = await records.claim_batch(self._holder, busy, now_ms)
                     if batch is None:
@@ -173,7 +176,7 @@ class _Run:
             await asyncio.wait(tasks)
 
     async def _watch(self) -> None:
-        # Renews the lease until the batch is canceled, late or lost.
+        # Renews the lease until the batch is canceled or expires, or another process has leased it.
         while True:
             batch = await self._records.renew_batch(self._batch.id, self._holder, _now_ms())
             self._lost = batch is None

@@ -1,4 +1,7 @@
-"""Routes for vector stores, OpenAI's name for libraries of documents. They are searched by words, not embeddings."""
+"""Routes for vector stores, OpenAI's name for what this server calls libraries of documents.
+
+Searches rank passages by the words that they share with the query. There are no embeddings.
+"""
 
 from __future__ import annotations
 
@@ -343,7 +346,8 @@ async def _document(services: ApiServices, owner: str, library: Library, file_id
     for each in await services.shared.store.documents.some(owner, ids):
         if each.library_id == library.id:
             return each
-    # If the library already contained the same content, no document was added; the existing one has another id.
+    # If the library already contained a document with the same content, none was added for this file. The existing
+    # document has an unrelated id, so it is found by the hash of its content.
     file = await services.shared.store.records.file(owner, file_id)
     if file is not None and file.size <= MAX_FILE_BYTES:
         parts = [part async for part in services.shared.store.records.content(owner, file_id)]
