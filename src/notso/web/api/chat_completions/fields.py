@@ -79,7 +79,7 @@ class UserMessage(Fields):
 
 
 class CalledFunction(Fields):
-    """A past call; `arguments` is JSON, unless it was cut off."""
+    """The function of a past call. `arguments` is JSON, incomplete if cut off."""
 
     name: Name
     arguments: Text | None = None
@@ -91,7 +91,7 @@ class Call(Fields):
     id: Name
     type: Literal["function"] = "function"
     function: CalledFunction
-    # Present when a client sends back what it collected from a stream
+    # Clients send this field if they have copied the call from the chunks of a stream.
     index: Annotated[Whole, Field(ge=0, le=MAX_TOOLS)] | None = None
 
 
@@ -104,7 +104,7 @@ class AssistantMessage(Fields):
     reasoning: Text | None = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     refusal: Text | None = None
-    # Fields that client libraries copy from an answer; they have no effect.
+    # Fields of an answer that client libraries send back with it; they have no effect.
     name: Annotated[Name | None, Hint()] = None
     annotations: Annotated[list[Any] | None, Hint(done=([],))] = None
     reasoning_details: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -148,7 +148,7 @@ class NamedFunction(Fields):
 
 
 class NamedTool(Fields):
-    """Request to call this function."""
+    """Requires a call of this function."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -222,14 +222,14 @@ class ReasoningOptions(Fields):
 
 
 class AllowedTools(Fields):
-    """Callable tools, and whether one must be called."""
+    """The tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class AllowedToolsChoice(Fields):
-    """Choice among some of the tools."""
+    """Restricts calls to some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -282,7 +282,7 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
         "1 to 2,048; roles system, developer, user, assistant, tool; content is text, or parts of type text. "
         "A final assistant message is continued"
     ),
-    "max_tokens": works("maximum tokens, including reasoning; if omitted, -1 or too large: what fits"),
+    "max_tokens": works("maximum tokens, including reasoning; if omitted, -1 or too large: as many as fit"),
     "max_completion_tokens": works("newer name for `max_tokens`"),
     "logprobs": works("raw log probabilities of the generated tokens, before temperature and filters"),
     "top_logprobs": works("the 0 to 20 most likely tokens at each position; requires `logprobs`"),
@@ -353,9 +353,9 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "refusal": works("of an assistant message: used as the content if that is missing"),
     "reasoning_details": hint("of an assistant message: earlier reasoning is left out of the prompt"),
     "annotations": hint("of an assistant message: its text contains what they refer to", "an empty list"),
-    "provider_specific_fields": hint("of an assistant message: the meaning on another server is unknown"),
+    "provider_specific_fields": hint("of an assistant message: only the server that added these fields uses them"),
     "strict": works(
-        "of a tool: true enforces the schema of its arguments; a required call enforces those of all tools"
+        "of a tool: true enforces the schema of its arguments; a required call enforces the schemas of all tools"
     ),
 }
 """Notes on nested fields."""
@@ -374,7 +374,7 @@ class ChatRequest(ApiRequest):
 
     @property
     def reasoning_mode(self) -> str:
-        """Return `think` or `no_think`. A flag in the system prompt overrides the request."""
+        """Return `think` or `no_think`. A /think or /no_think in the system prompt overrides the request."""
         first = self.messages[0]
         fixed = thinking_set_by(first.content) if first.role == "system" else None
         return "think" if (self.options.thinking if fixed is None else fixed) else "no_think"
@@ -520,7 +520,7 @@ def _tool_choice(fields: ChatFields) -> ToolChoice:
             checked_choice("tool_choice", tool.function.name, names)
         choice = choice.allowed_tools.mode
     if choice is None or choice in ("none", "auto"):
-        return "auto"  # even if there are no tools
+        return "auto"  # valid without tools, which `checked_choice` would reject
     return checked_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
 
 

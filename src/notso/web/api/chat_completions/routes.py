@@ -1,4 +1,4 @@
-"""Routes for chat completions, resuming and stopping them, and the chunks of a stream."""
+"""Routes that create, resume and stop chat completions, and the serializer of their chunks."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def _streams(request: Request, services: ApiServices, owner: str) -> Resum
 
 
 class ChatSerializer:
-    """Writes chunks (the last one of each choice has its finish reason) and then [DONE]."""
+    """Writes chunks, then [DONE]. The last chunk of each choice has its finish reason."""
 
     ping = PING
 
