@@ -86,7 +86,7 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     ),
     "max_tokens": works(
         "maximum tokens; default 16, as in the API; 0 processes the prompt and generates nothing; -1 or too large: "
-        "what fits"
+        "as many as fit"
     ),
     "echo": works(
         "true: return the prompt before the answer, with the log probabilities of its tokens if `logprobs` is set"
@@ -104,7 +104,7 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest(ApiRequest):
-    texts: tuple[str, ...] = ()  # text of each prompt; '' for token ids that `with_texts` has not decoded
+    texts: tuple[str, ...] = ()  # text of each prompt; '' for token ids until `with_texts` decodes them
     echo: bool = False
     include_usage: bool = False
     return_progress: bool = False
@@ -201,11 +201,11 @@ def _check_ids(name: str, ids: list[object]) -> None:
         raise invalid(name, f"{name} is limited to {MAX_PROMPT_IDS:,} token ids")
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < 1 << 31:
-            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, as the others in the list")
+            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, like the others in the list")
 
 
 class TextSerializer:
-    """Writes chunks (the last one of each choice has its finish reason) and then [DONE]."""
+    """Writes chunks, then [DONE]. The last chunk of each choice has its finish reason."""
 
     ping = PING
 

@@ -58,7 +58,7 @@ from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.model_names import model_id
 
 SHOWN_RANDOM_SEED = 0xFFFFFFFF
-"""Value by which llama.cpp shows that each answer's seed is random."""
+"""Seed that llama.cpp reports if the request has none, so that each answer gets a random seed."""
 _ORDER = (
     *("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma"),
     *("typical_p", "xtc_probability", "xtc_threshold", "repeat_last_n", "repeat_penalty", "presence_penalty"),
@@ -66,8 +66,9 @@ _ORDER = (
     *("dry_sequence_breakers", "mirostat", "adaptive_target", "adaptive_decay", "stop", "max_tokens", "n_predict"),
     *("n_keep", "n_discard", "ignore_eos", "logit_bias"),
 )
-"""Order of the parameters in llama.cpp's responses; others follow."""
+"""Order of the parameters in llama.cpp's responses. Parameters that are not listed follow these."""
 _NOT_LLAMA_CPP = ("min_tokens", "stop_token_ids")
+"""Parameters that llama.cpp does not have, and that are left out of the settings."""
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:
@@ -107,13 +108,13 @@ Bias = float | Literal[False]
 
 
 class PromptObject(Fields):
-    """A prompt with media placeholders in llama.cpp; only text is supported."""
+    """A prompt that may contain media in llama.cpp. Only text is supported here."""
 
     prompt_string: Text
 
 
 Pieces = Annotated[list[TokenId | Text], Field(min_length=1, max_length=MAX_PROMPT_IDS, fail_fast=True)]
-"""Concatenated token ids and texts."""
+"""A prompt that consists of token ids and texts in order."""
 PromptField = (
     Text
     | PromptObject
@@ -149,16 +150,16 @@ NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
         "Control tokens in the text are recognized"
     ),
     "max_tokens": works("alias of `n_predict`"),
-    "n_predict": works("maximum tokens; if omitted or -1: what fits; 0 processes the prompt and generates nothing"),
+    "n_predict": works("maximum tokens; if omitted or -1: as many as fit; 0 only processes the prompt"),
     "n_cmpl": works("alias of `n`"),
     "logit_bias": works(
-        "up to 1,024 pairs of a token id, or a text for each of its tokens, and a bias of -100 to 100 or false (-100); "
-        "or an object that maps the former to the latter"
+        "up to 1,024 pairs of a token and its bias, or an object that maps tokens to biases. A token is an id, or a "
+        "text that sets the bias of each of its tokens; a bias is -100 to 100, or false for -100"
     ),
     "n_probs": works("the 0 to 20 most likely tokens at each position, before temperature and filters"),
     "return_tokens": works("true: return token ids; always included in streams"),
     "response_fields": works(
-        "the fields of a whole response, with slashes for nested ones; streams contain all fields"
+        "names of the fields to return, if the response is not streamed; slashes separate the names of nested fields"
     ),
     "post_sampling_probs": inert("false", "only raw probabilities are available; use n_probs"),
     "speculative.n_max": hint("draft tokens do not change responses"),
@@ -184,7 +185,7 @@ TokenBias = tuple[Piece, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest(ApiRequest):
-    """A validated completion. `tokenized` converts the texts in `pieces` and `biases` to token ids."""
+    """A validated request. `tokenized` converts the texts in `pieces` and `biases` to token ids."""
 
     pieces: tuple[tuple[Piece, ...], ...]
     biases: tuple[TokenBias, ...] = ()
@@ -298,7 +299,7 @@ NO_SLOT = -1
 
 
 class NativeSerializer:
-    """Writes an event per piece of text and a final event with `stop` per choice. The stream has no end marker."""
+    """Writes an event for each piece of text, and one with `stop` after each choice. There is no end marker."""
 
     ping = PING
 
@@ -430,7 +431,7 @@ router = APIRouter()
 @router.post("/completion", dependencies=[GUARDED])
 @router.post("/completions", dependencies=[GUARDED])
 async def completion(request: Request, services: Services, owner: Owner) -> Response:
-    """Continue a text as llama.cpp's server does, parsing control tokens in it. Disconnecting stops it, unless
+    """Continue a text, in llama.cpp's format. Control tokens in the text are recognized. Disconnecting stops it, unless
     X-Conversation-Id was sent."""
     read = await read_body(request, parse_native_request)
     async with serving(services, read.model) as model:
