@@ -1,6 +1,7 @@
-"""Routes of the engine API, by which front ends (servers without a model) use this server's engine.
+"""Routes of the engine API, through which front ends (servers without a model) use this server's engine.
 
-The wire format may change with every release; the path contains its version.
+A front end submits requests, and receives the events of all its answers in one stream of JSON lines. The wire format
+may change with every release; the path contains its version.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from notso.web.values.json_steps import json_bytes
 STOPPING = Sentence("the engine is stopping", "engine_stopping")
 HEARTBEAT_SECONDS = 1.0
 SESSION_SECONDS = 30.0
-"""A session without a connection ends after this time, with its answers. Front ends give up earlier."""
+"""A session and its answers end after this time without a connection. Front ends stop reconnecting earlier."""
 PREPARED_SECONDS = 10.0
+"""A prepared prompt is dropped if it is not submitted within this time."""
 MOST_OPEN = 512
 MOST_PREPARED = 64
 MOST_SESSIONS = 256
@@ -62,7 +64,7 @@ class _Answer:
     stopped: bool = False
 
     def read(self, after: int) -> list[Event]:
-        # An answer that was stopped before the engine received the request consists of an end event only.
+        # If the answer was stopped before the engine received the request, its only event is `end`.
         if self.generation is not None:
             return self.generation.read(after)
         is_over = self.begun is not None and self.begun.done() and not after
@@ -80,13 +82,13 @@ class _Stream:
     # State of one connection, replaced when the session reconnects.
 
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    sent: dict[int, int] = field(default_factory=dict)
-    about: Any = None
+    sent: dict[int, int] = field(default_factory=dict)  # answer number -> events sent or received before
+    about: Any = None  # as last sent, like `stats`
     stats: Any = None
 
 
 class Session:
-    """Answers of one front end, which survive a broken connection. Use on the event loop."""
+    """The answers of one front end. They survive a broken connection. Use on the event loop."""
 
     def __init__(self, among: FrontEnds) -> None:
         self._among = among
@@ -152,8 +154,8 @@ class Session:
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
         """Yield lines of new events until a newer connection replaces this one.
 
-        `read` maps answer numbers to the counts of received events; answers in `pending` are being submitted.
-        Other answers numbered up to `up_to` are stopped.
+        `read` maps answer numbers to the counts of events that the front end has received; answers in `pending` are
+        being submitted. All other answers up to number `up_to` are stopped.
         """
         self._expires.cancel()
         old, self._stream = self._stream, _Stream(sent=dict(read))
@@ -183,7 +185,7 @@ class Session:
             self._drop(number)
 
     def _line(self, stream: _Stream, **more: Any) -> bytes:
-        # If nothing has changed, the line is an empty object, which serves as a heartbeat.
+        # Contains only news. Without news, the line is an empty object, which serves as a heartbeat.
         told: dict[str, Any] = dict(more)
         answers = {}
         for number, answer in self._answers.items():
@@ -204,7 +206,8 @@ class Session:
         return json.dumps(told).encode() + b"\n"
 
     def _ending(self, number: int, answer: _Answer, events: list[Event]) -> list[Event]:
-        # After the last event, the request is closed, but its events are kept for a while in case the line is lost.
+        # Closes the request after its last event, but keeps its events for a while: if the connection breaks before the
+        # front end receives this line, the next connection sends them again.
         last = events[-1]
         if last.kind not in ("end", "error"):
             return events
@@ -337,7 +340,7 @@ async def events(request: Request, ends: Ends) -> Response:
 
 @router.post("/submit", dependencies=[FRONT_ENDS_ONLY])
 async def submit(request: Request, ends: Ends) -> Response:
-    """Start an answer. Its events arrive in the stream."""
+    """Start an answer. /events streams its events."""
 
     async def answer() -> Response:
         told = await _read(request, ends, _Submitted)
@@ -379,7 +382,7 @@ async def call(request: Request, ends: Ends) -> Response:
         running = ends.services.shared.requests.open("", counts=False)
         try:
             engine = await ends.load(running)
-            if name == "clear_cache" and "owner" in arguments:  # any model may have cached the conversation
+            if name == "clear_cache" and "owner" in arguments:  # in all models: any may have cached the conversation
                 await ends.services.shared.engine.clear_cache(**arguments)
                 return _told(None)
             if name == "forget_reading":
@@ -457,7 +460,7 @@ def _json(told: dict[str, Any], status: int = 200) -> Response:
 
 
 async def _answered(answer: Callable[[], Awaitable[Response]]) -> Response:
-    # Engine errors are sent in the body with status 200. Other statuses mean that the protocols do not match.
+    # Engine errors are sent in the body with status 200. Another status means that the servers' protocols differ.
     try:
         return await answer()
     except NotsoError as error:
