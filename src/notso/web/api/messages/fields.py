@@ -30,7 +30,7 @@ from notso.web.api.request_fields.fields import (
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS, Whole, sampling_notes, with_sampling
 
 USUAL_TRIGGER = 100_000
-"""Default trigger, in prompt tokens."""
+"""Prompt tokens above which old tool results are cleared, if the request sets no `trigger`."""
 USUALLY_KEPT_TOOL_USES = 3
 CLEARED = "[This result was cleared to save space.]"
 """Replaces a cleared tool result in the prompt."""
@@ -101,7 +101,7 @@ Edit = Annotated[ClearToolUses | ClearThinking | Compact, Field(discriminator="t
 
 
 class ContextManagement(Fields):
-    """At most one edit of each kind."""
+    """Edits of a conversation. The first of each kind counts."""
 
     edits: Annotated[list[Edit], Field(max_length=3, fail_fast=True)] | None = None
 
@@ -119,8 +119,9 @@ def edited(
 ) -> tuple[tuple[Message, ...], Applied]:
     """Apply edits to a conversation; return the new conversation and the edits that had an effect.
 
-    `count` counts prompt tokens; its errors are raised. `keep_reasoning` of the messages must be set already.
+    `count` returns the prompt tokens of messages; its errors propagate. The messages' `keep_reasoning` must be set.
     """
+    # `keep_reasoning` already leaves out old reasoning, so `clear_thinking` only needs to be reported.
     applied: list[Mapping[str, Any]] = []
     turns = sum(map(_is_thoughtless, messages[:-1]))
     if management.edit(ClearThinking) is not None and turns:
@@ -147,7 +148,8 @@ def _is_thoughtless(message: Message) -> bool:
 
 
 def _old_uses(messages: Sequence[Message], clearing: ClearToolUses) -> set[str]:
-    # Below the trigger, no results are cleared.
+    # Returns the ids of the calls whose results can be cleared: none at or below a trigger that counts tool uses. The
+    # caller checks a trigger that counts tokens.
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     results = [message.tool_call_id or "" for message in messages if message.role == "tool"]
     if isinstance(clearing.trigger, ToolUses) and len(results) <= clearing.trigger.value:
@@ -177,7 +179,7 @@ MAX_BLOCKS = 4_096  # per document
 
 
 class CacheControl(Fields):
-    """Cache breakpoint. Every prefix is cached anyway; with a `ttl` of an hour, it is pinned on disk."""
+    """Cache breakpoint. All prefixes are cached anyway; a `ttl` of an hour pins this one on disk."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -194,7 +196,7 @@ class TextBlock(Fields):
 
 
 class Citations(Fields):
-    """Whether the answer cites a document."""
+    """Whether the answer may cite a document."""
 
     enabled: bool | None = None
 
@@ -270,7 +272,7 @@ class RedactedBlock(Fields):
 
 
 class ToolUseBlock(Fields):
-    """A past call. Its input is text if the answer was cut off."""
+    """A past call. `input` is a text if its JSON was cut off."""
 
     type: Literal["tool_use"]
     id: Name
@@ -281,7 +283,7 @@ class ToolUseBlock(Fields):
 
 
 class ToolReference(Fields):
-    """Result of a tool search; offers a deferred tool from here on."""
+    """Result of a tool search; adds a deferred tool to the prompt."""
 
     type: Literal["tool_reference"]
     tool_name: Name
@@ -306,7 +308,7 @@ AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBl
 
 
 class UserTurn(Fields):
-    """A user message with tool results."""
+    """A user message, possibly with tool results."""
 
     role: Literal["user"]
     content: Text | Annotated[list[UserBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
@@ -344,7 +346,7 @@ class AnthropicTool(Fields):
 
 
 class AutoChoice(Fields):
-    """The model decides."""
+    """The model decides whether to call tools."""
 
     type: Literal["auto"]
     disable_parallel_tool_use: bool | None = None
@@ -497,7 +499,7 @@ WITHIN_MESSAGE: Notes = {
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
     "caller": hint("of a tool_use: the model made the call", "`direct`"),
     "strict": works(
-        "of a tool: true enforces the schema of its arguments; a required call enforces those of all tools"
+        "of a tool: true enforces the schema of its arguments; a required call enforces the schemas of all tools"
     ),
     "type": inert("of a tool: `custom`", "only tools of your own (type custom) can be called"),
     "citations": works(

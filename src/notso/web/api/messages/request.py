@@ -71,7 +71,7 @@ PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
 
 def files_in(body: Mapping[str, Any]) -> Iterator[GivenFile]:
-    """Yield the PDF and stored files of a (possibly invalid) request."""
+    """Yield the PDFs and stored files of a request, which may be invalid."""
     turns = body.get("messages")
     for at, turn in enumerate(turns if isinstance(turns, list) else ()):
         content = turn.get("content") if isinstance(turn, dict) else None
@@ -162,9 +162,9 @@ def cited_text(given: GivenDocuments, block: TextBlock) -> str:
     return " ".join([*marks, block.text])
 
 
-# Patterns, by name, of lines that change with every request and would prevent the reuse of cached prompts. A line is
-# removed only at the start of the system prompt and only if it matches completely. Quantifiers are possessive to rule
-# out backtracking, because clients control the text.
+# Patterns, by name, of lines that change with every request and would prevent the reuse of cached prompts. Only a line
+# at the start of the system prompt is removed, and only if the pattern matches all of it. Quantifiers are possessive,
+# so that a malicious text cannot cause slow backtracking.
 VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
     # Claude Code's version, launch mode and a checksum of the request, which differs every time.
     "x-anthropic-billing-header": re.compile(
@@ -175,7 +175,7 @@ VOLATILE_LINES: Mapping[str, re.Pattern[str]] = {
 
 def without_volatile_lines(system: str) -> tuple[str, tuple[str, ...]]:
     """Remove volatile lines from the start of a system prompt; return their names."""
-    # Without them, the rest of the prompt can be found in the cache.
+    # The rest of the prompt is the same as in earlier requests, so it can be found in the cache.
     for name, line in VOLATILE_LINES.items():
         if found := line.match(system):
             return system[found.end() :], (name,)
@@ -222,7 +222,7 @@ def parse_message_request(
 ) -> MessageRequest:
     """Validate a message request. Raises ApiError (400) naming the field.
 
-    `files`: the parsed files of the body. With `keep_volatile`, VOLATILE_LINES stay in the prompt.
+    With `keep_volatile`, VOLATILE_LINES stay in the prompt.
     """
     if body.get("thread") is not None:
         raise _thread_refusal()
@@ -298,7 +298,7 @@ def _budget(fields: CountFields) -> int | None:
 
 
 def _offered(fields: CountFields) -> list[AnthropicTool]:
-    # Deferred tools follow the others once a search has found them.
+    # Returns the tools of the prompt. Deferred tools are included, after the others, once a tool search has found them.
     for index, tool in enumerate(fields.tools or ()):
         check_depth(f"tools.{index}.input_schema", tool.input_schema)
     deferred = {tool.name: tool for tool in fields.tools or () if tool.defer_loading}
@@ -329,23 +329,21 @@ def _tools(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> tu
 
 def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
     if isinstance(choice, AutoChoice | NoChoice | None):
-        return "auto"  # even if there are no tools
+        return "auto"  # valid without tools, which `checked_choice` would reject
     name = choice.name if isinstance(choice, ToolChoiceByName) else None
     return checked_choice("tool_choice", name, [tool.name for tool in offered])
 
 
 @dataclass(slots=True)
 class Pins:
-    """The last cache breakpoint that pins a prefix of the conversation, if any.
+    """The last cache breakpoint that pins a prefix of the conversation, if any."""
 
-    The breakpoint is after the first `characters` characters of `message`.
-    """
-
-    message: Message | None = None
-    characters: int = 0
+    message: Message | None = None  # the message that contains the breakpoint
+    characters: int = 0  # length of the content before the breakpoint
 
     def see(self, blocks: Sequence[object], parts: Sequence[str], message: Message) -> None:
-        """Record the last breakpoint among a message's blocks. The message ends with `parts`, joined by line breaks."""
+        """Record a message's last breakpoint."""
+        # The message ends with `parts`, the texts of `blocks`, joined by line breaks.
         for number, block in enumerate(blocks, start=1):
             control = getattr(block, "cache_control", None)
             if control is not None and control.ttl == PINNED_TTL:
@@ -371,6 +369,7 @@ def _conversation(
         if not isinstance(fields.system, str | None):
             pins.see(fields.system, [each.text for each in fields.system], first)
         yield first
+    # Reasoning is kept in the last `kept_turns` turns. User messages with tool results do not begin a turn.
     asked_at = [-1, *(at for at, turn in enumerate(fields.messages) if _asks(turn))]
     management = fields.context_management or ContextManagement()
     clearing: ClearThinking | None = management.edit(ClearThinking)
@@ -399,7 +398,7 @@ def _turn(
 
 
 def _user_message(turn: UserTurn, documents: GivenDocuments, files: Files, pins: Pins) -> Iterator[Message]:
-    # Adjacent texts become one message; each tool result is a message of its own.
+    # Adjacent texts and documents become one message; each tool result becomes a separate message.
     if isinstance(turn.content, str):
         yield Message("user", turn.content)
         return
@@ -415,7 +414,7 @@ def _user_message(turn: UserTurn, documents: GivenDocuments, files: Files, pins:
 
 
 def _assistant_message(turn: AssistantTurn, documents: GivenDocuments, keeps_reasoning: bool) -> Message:
-    # Reasoning stays in the prompt until its tool calls are answered, or longer if the request says so.
+    # By default, reasoning stays in the prompt until the next user message; `clear_thinking` can keep it longer.
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]

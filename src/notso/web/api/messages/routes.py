@@ -83,6 +83,7 @@ CONTEXT_END = "model_context_window_exceeded"
 """Stop reason of an answer that fills the context before it reaches `max_tokens`."""
 
 BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
+"""Kinds of events that do not start the message."""
 
 
 class MessageSerializer:
@@ -106,7 +107,7 @@ class MessageSerializer:
         return MessageSerializer(self._asked, self._model, self.id)
 
     def initial_events(self) -> Iterator[bytes]:
-        # message_start contains cache statistics, so it waits for the first progress event.
+        # message_start contains the number of cached tokens, so it is sent only after the first event that reports it.
         return iter(())
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
