@@ -44,7 +44,7 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-"""LOGPROBS and SEARCH_RESULTS have an effect; the others concern encrypted reasoning and unavailable tools."""
+"""Only LOGPROBS and SEARCH_RESULTS have an effect. The others concern encrypted reasoning and unavailable tools."""
 
 
 class InputText(Fields):
@@ -79,7 +79,7 @@ class ReasoningText(Fields):
 
 
 class ReasoningItem(Fields):
-    """Reasoning of an earlier answer, in the prompt only until its calls are answered."""
+    """Reasoning of an earlier answer. It stays in the prompt until its calls are answered."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -152,7 +152,7 @@ class NamespaceTool(Fields):
 
 
 class WebSearchTool(Fields):
-    """Server-side search, which is not available; ignored unless the call is required."""
+    """Server-side web search, which is not available; ignored unless a call is required."""
 
     type: Annotated[
         Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"], Hint()
@@ -177,14 +177,14 @@ AnyTool = Annotated[FunctionTool | NamespaceTool | WebSearchTool | FileSearchToo
 
 
 class FunctionChoice(Fields):
-    """Request to call this function."""
+    """Requires a call of this function."""
 
     type: Literal["function"]
     name: Name
 
 
 class SearchChoice(Fields):
-    """Request to search, which happens for every question anyway."""
+    """Requires a search, which happens for every question anyway."""
 
     type: Literal["file_search"]
 
@@ -232,7 +232,7 @@ class Reasoning(Fields):
 
 
 class ResponseStreamOptions(Fields):
-    """Stream options; none has an effect."""
+    """Stream options, which have no effect."""
 
     include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
 
@@ -353,7 +353,7 @@ WITHIN_RESPONSE: Notes = {
     "annotations": hint("of an earlier text, which contains what they refer to", "an empty list"),
     "verbosity": hint("ask for a shorter or longer answer in the instructions", "`medium`", "use low, medium or high"),
     "strict": works(
-        "of a tool: true enforces the schema of its arguments; a required call enforces those of all tools"
+        "of a tool: true enforces the schema of its arguments; a required call enforces the schemas of all tools"
     ),
     "type": Note(
         "hint",

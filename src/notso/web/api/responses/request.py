@@ -63,11 +63,11 @@ from notso.web.turns.documents import MAX_PASSAGE_TOKENS, NOTHING_FOUND, PASSAGE
 
 Item = Mapping[str, Any]
 Reference = tuple[int, str]
-"""Index in the input, and item id."""
+"""Index of a reference in the input, and the id of the item to which it refers."""
 
 MAX_REFERENCED_RESPONSES = 256
 MAX_REFERENCED_CHARACTERS = 1 << 22
-"""Limit of the size of all referenced items; more would not fit any context."""
+"""Maximum size of all referenced items together. Larger ones would not fit any context."""
 
 _MARKS = {
     "message": "msg",
@@ -85,7 +85,7 @@ def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) 
 
 
 def kept_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
-    """Return input items in the form in which they are listed: with ids, status and content parts."""
+    """Return input items as the API lists them: with ids, status and content parts."""
     return tuple(_kept(item, response_id, index) for index, item in enumerate(items))
 
 
@@ -153,7 +153,7 @@ NAMES = {
 SCHEMA = "text.format.schema"
 
 Functions = dict[str, tuple[FunctionTool, NamespaceTool | None]]
-"""Functions by the name shown to the model, with their namespace."""
+"""Functions with their namespaces, by the name that the prompt contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,10 @@ class FileSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ApiRequest):
-    said: tuple[Message, ...]  # conversation without instructions
+    said: tuple[Message, ...]  # the conversation without the instructions
     items: tuple[Item, ...]  # input as given
-    references: tuple[Reference, ...] = ()  # to load before answering
-    namespaces: Mapping[str, str]  # namespaces of functions, by the name shown to the model
+    references: tuple[Reference, ...] = ()  # stored items to load
+    namespaces: Mapping[str, str]  # function name in the prompt -> namespace
     instructions: str | None = None
     previous_id: str | None = None
     keep: bool = True
@@ -239,7 +239,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
 
 
 def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> ResponseRequest:
-    """Replace the conversation. Only reasoning for tool calls after the last user message is kept."""
+    """Replace the conversation. Reasoning is kept only for tool calls after the last user message."""
     asked_at = max((at for at, message in enumerate(said) if message.role == "user"), default=-1)
     said = tuple(
         replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > asked_at))
@@ -252,7 +252,7 @@ def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> Resp
 
 
 def _typed(body: Mapping[str, Any], stored: Mapping[str, Item]) -> Mapping[str, Any]:
-    # Messages and references may omit their type.
+    # Adds the type to messages and references, which may omit it, and replaces references with the items in `stored`.
     items = body.get("input")
     if not isinstance(items, list):
         return body
@@ -335,7 +335,7 @@ def _tools(fields: ResponseFields, functions: Functions) -> tuple[Tool, ...] | N
 
 
 def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> Tool:
-    # The namespace's description is repeated for each of its functions.
+    # Each function repeats the description of its namespace, because the prompt lists only functions.
     told = function.model_dump(exclude_none=True, exclude={"type", "strict"}) | {"name": name}
     if within is not None and within.description:
         told["description"] = "\n".join(filter(None, (within.description, function.description)))
@@ -355,7 +355,7 @@ def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
     choice = fields.tool_choice
     is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
     if choice is None or choice in ("none", "auto") or is_met:
-        return "auto"  # even if there are no tools
+        return "auto"  # valid without tools, which `checked_choice` would reject
     name = choice.name if isinstance(choice, FunctionChoice) else None
     return checked_choice("tool_choice", name, [*functions])
 
@@ -397,7 +397,7 @@ MAX_QUERY_CHARACTERS = 2_000
 
 
 async def with_passages(services: ApiServices, owner: str, asked: ResponseRequest) -> ResponseRequest:
-    """Search passages for the user's last message and insert them before it.
+    """Find passages for the last user message and insert them before its text.
 
     Raises ApiError (404) for an unknown vector store.
     """

@@ -42,7 +42,7 @@ from notso.web.store.protocol import StoredResponse
 stored_router = APIRouter()
 
 HINTS = ("include", "include[]", "include_obfuscation")
-"""Query parameters that are ignored, because stored responses always contain what was included originally."""
+"""Ignored query parameters. A stored response contains what its own request included."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -50,7 +50,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 @stored_router.get("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
     """Return a stored response, or a background response so far. With `stream`, stream its events after
-    `starting_after`."""
+    event number `starting_after`."""
     query, headers = _query(request, services, ("stream", "starting_after"))
     streams, start = query.get("stream", "false"), query.get("starting_after")
     if streams not in ("true", "false"):

@@ -15,9 +15,10 @@ from notso.web.api.shared.serializer import PING, named_event
 from notso.web.edge.errors import ApiError
 
 Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
-"""Function that stores a finished response, and the conversation that a later response continues."""
+"""Function that stores a finished response, and its conversation, which a later response may continue."""
 
 BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
+"""Kinds of events that do not start the response."""
 
 
 class ResponseSerializer:
@@ -126,8 +127,8 @@ class ResponseSerializer:
         yield from self._done("completed")
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
-        # Store the response before reporting completion. Messages that were dropped from the prompt are not stored, so
-        # that a chain of responses does not outgrow the context.
+        # Runs before the last event, so that clients can retrieve the response after that event. Messages that were
+        # dropped from the prompt are not stored, so that a chain of responses does not outgrow the context.
         if self.asked.keep:
             said = self.asked.said
             head = 1 if said[0].role == "system" and not self.asked.instructions else 0
