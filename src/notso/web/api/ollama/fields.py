@@ -1,4 +1,4 @@
-"""Fields of /api/chat and /api/generate, and their conversion to messages and parameters."""
+"""Request fields of Ollama's endpoints, and their conversion to messages and parameters."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ RANDOM_SEED = -1
 MAX_OPTION_TEXT = 256
 MAX_CONTEXT = 1 << 18
 CONTEXT_MARK = 0x6E6F7401
-"""First number of every `context` from this server. (Contexts from Ollama are lists of token ids.)"""
+"""First number of every `context` from this server. It rules out contexts from Ollama, which are lists of token ids."""
 
 
 Ignored = Annotated[bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None, Hint()]
@@ -68,11 +68,11 @@ class OptionFields(Fields):
     """Sampling and runtime options; the engine checks sampler ranges."""
 
     stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
-    # Only neutral values are accepted, because others would change the answer.
+    # Only neutral values are accepted. Other values would change the answer in ways that are not supported.
     tfs_z: float | None = None
     mirostat: Literal[0] | None = None
     penalize_newline: Literal[True] | None = None
-    # Options that concern the machine's resources are ignored.
+    # These are ignored: most of them configure the machine's resources, which the server does itself.
     num_ctx: Ignored = None
     num_keep: Ignored = None
     num_batch: Ignored = None
@@ -140,7 +140,7 @@ Role = Annotated[
 
 
 class PastFunction(Fields):
-    """A past call; its arguments are an object."""
+    """The function of a past call; its arguments are an object."""
 
     name: Name
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -289,7 +289,7 @@ EMBEDDING_NOTES: Notes = {
     "model": ANSWER_NOTES["model"],
     "prompt": works("the text; its end is cut off if it does not fit the context"),
     "options": works("accepted; options do not affect embeddings"),
-    "keep_alive": hint("the model stays loaded as long as after an answer"),
+    "keep_alive": hint("the server's `--keep-alive` applies"),
 }
 
 EMBED_NOTES: Notes = {
@@ -386,6 +386,7 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
 
 def context_of(messages: Sequence[Message]) -> list[int]:
     """Encode a conversation as numbers, an opaque value that clients send back with the next prompt."""
+    # Each number holds three bytes of JSON after a leading 1, which preserves leading zeros.
     said = [[each.role, each.content] for each in messages]
     data = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
     return [CONTEXT_MARK, *(int.from_bytes(b"\1" + data[at : at + 3], "big") for at in range(0, len(data), 3))]

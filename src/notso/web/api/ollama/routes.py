@@ -1,6 +1,7 @@
-"""Ollama's endpoints: chat, generate, discovery (of version, models and capabilities) and errors for the others.
+"""Ollama's endpoints: chat, generate, embeddings, and discovery of version, models and capabilities.
 
-A response is a stream of JSON lines, the last one with `done` set, or a single object.
+An answer is a single JSON object, or a stream of JSON lines, the last of which has `done` set. The endpoints for model
+management always return an error.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class OllamaSerializer:
         self._choice = new_choice(logprobs=asked.options.top_logprobs is not None)
         self._untold: dict[str, Any] = {}
         self.id = new_id("ollama")
-        self.ping = self._line(self._piece())  # JSON lines have no comments: an empty piece serves as ping
+        self.ping = self._line(self._piece())  # an empty piece, because JSON lines have no comments
 
     def again(self) -> OllamaSerializer:
         again = OllamaSerializer(self._asked, self._kind, self._model)
@@ -83,7 +84,7 @@ class OllamaSerializer:
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None: ...
 
     def closing(self) -> Iterator[bytes]:
-        # The last line contains the counts, and the log probabilities of final tokens without visible text.
+        # The last line contains the token counts, and the log probabilities of tokens after the last visible text.
         yield self._line(self._piece() | self._untold | self._end())
 
     def failure(self, error: ApiError) -> bytes:
@@ -136,7 +137,7 @@ def _reason(choice: Choice) -> str:
 
 
 def _counts(choice: Choice) -> dict[str, int]:
-    # Token counts, and times in nanoseconds, which exclude loading the model.
+    # Returns token counts, and times in nanoseconds. The times do not include loading the model.
     usage = choice.usage
     if usage is None:
         return {}
@@ -163,7 +164,7 @@ LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
 
 
 def plain_name(name: str | None, info: ModelInfo | None) -> str | None:
-    """Return the name used by the other APIs, if `name` is a spelling of it."""
+    """Return the default model's name in the other APIs if `name` is an Ollama name of it, else `name`."""
     if name is None:
         return None
     short = name.lower().removesuffix(LATEST)
@@ -182,16 +183,16 @@ def tagged(name: str) -> str:
 discovery_router = APIRouter()
 
 API_VERSION = "0.13.0"
-"""Version of Ollama's API that is implemented here. Clients may require a minimum version."""
+"""Version of Ollama whose API is implemented here. Clients may require a minimum version."""
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
 NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
-PLAIN_FORMATS = frozenset({"F32"})  # norms are F32 regardless of the format of the weights
+PLAIN_FORMATS = frozenset({"F32"})  # norms are F32 whatever the format of the other weights, so they do not count
 
 
 @discovery_router.head("/", dependencies=[GUARDED])
 async def heartbeat() -> Response:
-    """Check for a server; Ollama's command line sends this first."""
+    """Return an empty response. Ollama's command line checks for a server with this request."""
     return Response()
 
 
@@ -217,7 +218,7 @@ async def tags(services: Services) -> Response:
 
 @discovery_router.get("/api/ps", dependencies=[GUARDED])
 async def loaded(services: Services) -> Response:
-    """List loaded models and when they expire if idle."""
+    """List loaded models and when they will be unloaded if idle."""
     host, models = services.shared.engine, []
     for served in host.loaded():
         if served.info is None:
@@ -279,7 +280,8 @@ def _entry(info: ModelInfo) -> dict[str, Any]:
 
 
 def _installed_entry(installed: Installed) -> dict[str, Any]:
-    # The model may not be loaded, so the digest covers file name, size and modification time.
+    # Other entries hash the model's fingerprint, which is known only after loading. This one hashes the name, size and
+    # modification time of the file.
     model = installed.model
     name, status = "-".join(model.name.lower().split()), model.path.stat()
     digest = hashlib.sha256(repr((name, status.st_size, status.st_mtime_ns)).encode()).hexdigest()
