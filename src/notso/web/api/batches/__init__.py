@@ -1,1 +1,1 @@
-"""OpenAI's files (purpose `batch`) and batches."""
+"""OpenAI's APIs for files, batches and vector stores."""

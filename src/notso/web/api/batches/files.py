@@ -36,7 +36,7 @@ _NAMES = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 @router.post("/v1/files", dependencies=[GUARDED])
 async def upload(request: Request, services: Services, owner: Owner) -> Response:
-    """Store a file for a batch, or a document for messages, sent as multipart/form-data."""
+    """Store a file sent as multipart/form-data: the input of a batch, or a document for later requests."""
     kind = request.headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() != "multipart/form-data":
         raise ApiError(415, "unsupported_media_type", "the body must be multipart/form-data with a file and a purpose")

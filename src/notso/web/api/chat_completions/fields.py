@@ -79,7 +79,7 @@ class UserMessage(Fields):
 
 
 class CalledFunction(Fields):
-    """The function of a past call. `arguments` is JSON, incomplete if cut off."""
+    """The function of a past call. `arguments` is JSON, possibly cut off."""
 
     name: Name
     arguments: Text | None = None
@@ -190,7 +190,7 @@ class SchemaFormat(Fields):
     type: Literal["json_schema"]
     json_schema: Schema | None = None
     value: Schema | None = None  # TGI's name
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # Together's form, without a name
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # Together AI's form, without a name
 
 
 AnyFormat = Annotated[TextFormat | ObjectFormat | RegexFormat | SchemaFormat, Field(discriminator="type")]

@@ -58,7 +58,7 @@ from notso.web.edge.errors import ApiError, api_error_of
 from notso.web.engine.model_names import model_id
 
 SHOWN_RANDOM_SEED = 0xFFFFFFFF
-"""Seed that llama.cpp reports if the request has none, so that each answer gets a random seed."""
+"""Seed that responses report, as in llama.cpp, if the request has no seed and each answer gets a random one."""
 _ORDER = (
     *("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma"),
     *("typical_p", "xtc_probability", "xtc_threshold", "repeat_last_n", "repeat_penalty", "presence_penalty"),

@@ -342,7 +342,7 @@ class Pins:
     characters: int = 0  # length of the content before the breakpoint
 
     def see(self, blocks: Sequence[object], parts: Sequence[str], message: Message) -> None:
-        """Record a message's last breakpoint."""
+        """Record a message's last pinning breakpoint, if any."""
         # The message ends with `parts`, the texts of `blocks`, joined by line breaks.
         for number, block in enumerate(blocks, start=1):
             control = getattr(block, "cache_control", None)

@@ -127,7 +127,7 @@ class OllamaSerializer:
 
 
 def timestamp(moment: datetime) -> str:
-    """Format a UTC time as Go does."""
+    """Format a UTC time as Ollama does."""
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

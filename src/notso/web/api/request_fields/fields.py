@@ -226,7 +226,7 @@ def depth(value: object) -> int:
 
 F = TypeVar("F", bound=BaseModel)
 
-_TELLING = {"extra_forbidden": 2, "too_short": 1}  # priority among errors at the same place
+_TELLING = {"extra_forbidden": 2, "too_short": 1}  # priority among errors at the same path
 _SHOWN_CHARACTERS = 80  # maximum length of a client's field name in errors
 
 

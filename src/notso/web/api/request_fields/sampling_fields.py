@@ -195,7 +195,7 @@ TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
 class StreamOptions(Fields):
-    """Additional content of a stream."""
+    """Options for additional content in a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None

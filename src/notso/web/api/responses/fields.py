@@ -1,4 +1,4 @@
-"""Request fields of OpenAI's Responses API, with server-side conversations."""
+"""Request fields of OpenAI's Responses API, in which a request can continue a stored conversation."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class WebSearchTool(Fields):
 
 
 class FileSearchTool(Fields):
-    """A search in vector stores for the last question; the answer quotes the passages found."""
+    """A search in vector stores for the last user message; the answer quotes the passages found."""
 
     type: Literal["file_search"]
     vector_store_ids: Annotated[list[Name], Field(min_length=1, max_length=MAX_VECTOR_STORES, fail_fast=True)]

@@ -49,8 +49,8 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @stored_router.get("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
-    """Return a stored response, or a background response so far. With `stream`, stream its events after
-    event number `starting_after`."""
+    """Return a stored response, or a background response so far. With `stream`, stream the events after
+    number `starting_after`."""
     query, headers = _query(request, services, ("stream", "starting_after"))
     streams, start = query.get("stream", "false"), query.get("starting_after")
     if streams not in ("true", "false"):

@@ -394,14 +394,14 @@ PUBLIC = ("/health", "/ping", "/livez", "/metrics", "/openapi.json", "/docs")
 
 @router.get("/openapi.json", dependencies=[GUARDED])
 async def openapi(request: Request) -> Response:
-    """Return this document."""
+    """Return the OpenAPI document."""
     return JSONResponse(await asyncio.to_thread(document, request.app))
 
 
 @cache
 def _schemas() -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the reference to each route's body schema, and the schemas. Do not modify them: they are cached."""
-    # Building the schemas takes half a second.
+    """Return the reference to each route's body schema, and the schemas."""
+    # Cached, because building the schemas takes half a second. Callers must not modify them.
     kinds: list[type[BaseModel]] = [address.fields for address in ADDRESSES]
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=SCHEMAS + "{model}", by_alias=True

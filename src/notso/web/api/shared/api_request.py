@@ -75,7 +75,7 @@ def dropped_by_template(info: ModelInfo, asked: ApiRequest, *, strict: bool) -> 
 def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str, str]:
     """Return the header that lists ignored fields, with non-ASCII characters percent-encoded.
 
-    The engine must have accepted the request, because invalid schemas raise here.
+    Raises InvalidRequestError for an invalid schema.
     """
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
     # QUOTE_OF is enforced, not ignored, if the request has sources to quote.

@@ -158,7 +158,7 @@ class BackgroundResponses:
         if self._shared.stopping and not is_whole and not stream.running.stopped_by_asker:
             return  # keep it stored: another process will continue it
         while True:
-            with contextlib.suppress(NotsoError):  # the database is unreachable
+            with contextlib.suppress(NotsoError):  # the database is unreachable; try again below
                 await self._shared.store.records.end_open_response(owner, response_id)
                 self._known.discard(response_id)
                 return
@@ -231,7 +231,7 @@ class BackgroundResponses:
 
 
 def queued_body(left: OpenResponse) -> dict[str, Any]:
-    """Return the body to show between the stop of a response's process and its continuation."""
+    """Return the body of a response that is waiting to be continued by another process."""
     return {
         "id": left.id,
         "object": "response",

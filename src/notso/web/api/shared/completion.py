@@ -80,7 +80,7 @@ class Choice:
     reasoning_logprobs: list[TokenLogprob] | None = None
 
     def add(self, event: Event) -> dict[str, Any] | None:
-        """Apply an event; return its delta for the stream, if any. Raises the error that an `error` event carries."""
+        """Apply an event; return its delta for the stream, if any. Raises `event.error` if set."""
         match event.kind:
             case "reasoning" if self.raw_thinking:
                 piece = event.text if self.in_raw_reasoning else OPEN_REASONING + event.text
@@ -182,7 +182,7 @@ def logprobs_body(
 
 
 def collect(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
-    """Build a choice from all its events. Raises the error that an `error` event carries."""
+    """Build a choice from all its events. Raises the error of an `error` event."""
     choice = new_choice(raw_thinking=raw_thinking, logprobs=logprobs)
     for event in events:
         choice.add(event)

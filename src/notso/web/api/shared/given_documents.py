@@ -63,8 +63,8 @@ class GivenDocument:
     name: str
     text: str
     is_quoted: bool  # whether the answer may quote this document
-    starts: tuple[int, ...] = (0,)  # offsets of its pages or blocks
-    facts: Mapping[str, Any] = field(default_factory=dict)  # API-specific values
+    starts: tuple[int, ...] = (0,)  # character offsets of its pages or blocks
+    facts: Mapping[str, Any] = field(default_factory=dict)  # API-specific values for citations
 
 
 class GivenDocuments:
@@ -121,7 +121,7 @@ async def read_body_with_files(
 ) -> T:
     """Parse the files that `files_in` finds in a body, and then the body, like `read_body`.
 
-    Raises ApiError (400) also if a file cannot be parsed.
+    Also raises ApiError (400) if a file cannot be parsed.
     """
     require_json(request)
     files: dict[str, Document] = {}

@@ -219,7 +219,7 @@ class TokenRecord:
             self.finish = event.finish_reason
 
     def since(self, first: int) -> Replay:
-        """Return the tokens from number `first`."""
+        """Return the tokens from index `first`."""
         closed_at = tuple(each for each in self._closed_at if each >= first)
         return Replay(tuple(self._ids[first:]), closed_at, self.origin)
 

@@ -31,7 +31,7 @@ class Serializer(Protocol):
     def initial_events(self) -> Iterable[bytes]: ...
 
     def take(self, number: int, event: Event) -> Iterable[bytes]:
-        """Return an event's frames. Raises the error that an `error` event carries."""
+        """Return an event's frames. Raises `event.error` if set."""
 
     async def finalize(self, added: Mapping[str, Any] | None = None) -> None:
         """Run before the closing frames, for example to store the response with the fields `added`."""
@@ -71,7 +71,7 @@ async def failure_event_of(serializer: Serializer, error: ApiError) -> bytes:
 
 
 async def whole_response(serializer: Serializer, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return the serializer's body as a response; call it at any time."""
+    """Return the serializer's current body as a response."""
     return await large_response(serializer.body, headers)
 
 

@@ -40,7 +40,7 @@ async def found_library(
     param: str = "vector_store_id",
     rights: Sequence[str] = ("own", "add", "read"),
 ) -> Library:
-    """Return the library with a vector store id. Raises ApiError: 404 if unknown, 403 without one of `rights`."""
+    """Return a library by vector store id. Raises ApiError: 404 if unknown, 403 without one of `rights`."""
     for each in await services.shared.store.documents.libraries(owner):
         if store_id_of(each.id) == store_id:
             if each.rights not in rights:
