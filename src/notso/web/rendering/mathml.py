@@ -1,8 +1,7 @@
 """Convert the formulas of an exported page to MathML, which browsers typeset without scripts or fonts.
 
 latex2mathml is recursive, has no limits and copies markup in a formula to its output. Therefore, it runs in a child
-process with limited CPU time, and only listed MathML elements and attributes of its output are kept. The child process
-runs `main` of this module.
+process with limited CPU time, and only listed MathML elements and attributes of its output are kept.
 """
 
 from __future__ import annotations
