@@ -351,7 +351,7 @@ async def begin_stopping(parts: Parts) -> None:
     await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = parts.leases.leaving = True
     await parts.batches.close()
-    parts.chat.turns.interrupt_all(asking_only=True)  # they could wait too long; another process continues them
+    parts.chat.turns.interrupt_all(asking_only=True)  # turns that wait for a user; another process continues them
     try:
         await asyncio.wait_for(_wait_for_all(parts), parts.shared.settings.drain_seconds)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""Read-only views of a chat, loaded once per request and shared by all of its steps.
+"""Read-only views of a chat, loaded once per request.
 
 A branch (`line`) is the path of messages from the start of a chat to one message; a chat with edited questions or
 regenerated answers has several. The feed notifies open pages of changes, and a revision is a position in it.
@@ -111,7 +111,7 @@ async def read_turn(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView:
-    """Load the page view of a newly stored turn. Raises Problem (404)."""
+    """Load a ShownView that ends in a newly stored turn. Raises Problem (404)."""
     stored = {each.id: each for each in (accepted.user_message, accepted.assistant_message)}
     answer = accepted.assistant_message
     view = await read_shown(services, owner, answer.chat_id, through=answer.id, first=first, limit=limit)

@@ -174,7 +174,7 @@ PATIENCE_SECONDS = 300.0  # maximum time to wait until the engine is idle, and t
 
 
 class Compaction:
-    """Summarizes nearly full chats while the engine is idle. A new turn cancels a summary. Runs on the event loop."""
+    """Summarizes nearly full chats while the engine is idle; new turns cancel this. Runs on the event loop."""
 
     def __init__(self, services: ChatServices) -> None:
         self._services = services

@@ -95,7 +95,7 @@ def allowed_in(chat: Chat | None) -> set[str]:
 def with_tools(
     settings: Mapping[str, SettingValue], names: Iterable[str], *, ask_again: bool = False
 ) -> dict[str, SettingValue]:
-    """Return settings with only these tools enabled. Others (with `ask_again`, all tools) lose their permission."""
+    """Return settings with only the tools `names` enabled. Others (all with `ask_again`) lose their permission."""
     chosen = list(names)
     changed = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
     kept = [] if ask_again else [each for each in _allowed(settings) if each[0] in chosen]
