@@ -116,7 +116,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def store_of(settings: Settings) -> ChatStore:
-    """Return the conversation store. Raises SettingsError if the database's extra is not installed."""
+    """Return the conversation store. Raises SettingsError if the extra that the database needs is not installed."""
     store = store_at(settings.directory, settings.database_url)
     store.most_kept = lambda owner: 0 if owner == LOCAL_OWNER else settings.sign_in.kept_characters
     return store
@@ -124,7 +124,7 @@ def store_of(settings: Settings) -> ChatStore:
 
 def access_store_of(settings: Settings, store: ChatStore) -> AccessStore | None:
     """Return the store of keys and usage; None for a single local user."""
-    # With a shared database, any server may add a key at any time.
+    # A shared database always has an access store, because another server may add a key at any time.
     is_shared = settings.database_url is not None
     is_wanted = is_shared or settings.many_use_it or SQLiteAccessStore.exists(settings.directory)
     return access_store_at(settings.directory, settings.database_url, store) if is_wanted else None
@@ -155,11 +155,11 @@ GIVE_BACK_SECONDS = 60.0
 
 async def purge(shared: Shared, turns: Turns) -> None:
     """Periodically expire temporary chats and permanently delete chats that can no longer be restored."""
-    # The engine's caches are cleared first, so that a failure is retried in the next round.
+    # Clear a chat's caches in the engine before deleting it, so that the next round can retry after a failure.
     store, host = shared.store, shared.engine
-    unforgotten: dict[Conversation, None] = {}  # caches to clear once an engine is loaded
+    unforgotten: dict[Conversation, None] = {}  # conversations whose caches are not cleared yet
     while True:
-        with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread; the next round tries again
+        with contextlib.suppress(NotsoError, RuntimeError):  # RuntimeError: no thread; the next round retries
             now = time.monotonic()
             await _throw_away_lapsed(shared, turns)
             unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
@@ -183,17 +183,17 @@ async def _throw_away_lapsed(shared: Shared, turns: Turns) -> None:
 
 async def give_back() -> None:
     """Periodically return freed memory to the system."""
-    # The C library keeps an arena per thread, each as large as its largest use. Trimming takes a millisecond.
+    # The C library keeps an arena for each thread and does not shrink it after a peak. Trimming takes a millisecond.
     while True:
         await asyncio.sleep(GIVE_BACK_SECONDS)
-        with contextlib.suppress(RuntimeError):  # no thread; the next round tries again
+        with contextlib.suppress(RuntimeError):  # no thread could be started; the next round retries
             await asyncio.to_thread(give_back_freed)
 
 
 logger = logging.getLogger("notso.web")
 
-PAGE_THREADS = 2  # for templates only, so that pages do not wait for other chats' Markdown
-STOP_SECONDS = 1.0  # time for stopped requests to end
+PAGE_THREADS = 2  # these render only templates, so that pages do not wait for the Markdown of other chats
+STOP_SECONDS = 1.0  # time that stopped requests have to end
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -238,7 +238,7 @@ def create_app(
         if parts.shared.accounts is not None:
             await parts.shared.accounts.start()
         parts.shared.engine.start(asyncio.get_running_loop())
-        await parts.leases.start()  # answers that it resumes wait for the engine
+        await parts.leases.start()  # may resume answers, which wait until the engine is loaded
         if parts.mcp is not None:
             parts.mcp.start()
         parts.batches.start(app)
@@ -345,13 +345,13 @@ def create_app(
 
 
 async def begin_stopping(parts: Parts) -> None:
-    """Drain for shutdown; return when everything is saved."""
-    # A proxy that polls /health sees this first.
+    """Finish or stop running work before shutdown; return when everything is saved."""
+    # Make /health fail first, so that a proxy stops sending requests while the server still admits them.
     parts.shared.leaving = True
     await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = parts.leases.leaving = True
     await parts.batches.close()
-    parts.chat.turns.interrupt_all(asking_only=True)  # an answer from the user would come too late
+    parts.chat.turns.interrupt_all(asking_only=True)  # turns that wait for a user; another process continues them
     try:
         await asyncio.wait_for(_wait_for_all(parts), parts.shared.settings.drain_seconds)
     except TimeoutError:
@@ -389,7 +389,8 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
-    # These counters count requests per key. Client addresses, of which there may be many, have others.
+    # Separate from RateLimit's counters: many client addresses could fill a shared table, which would then count all
+    # further names, including keys, as one.
     counters = counters_at(settings.valkey_url)
     ways = sign_in_ways(settings, plugins, access_store_of(settings, store), counters, exchange)
     requests.quotas = ways.accounts
@@ -462,7 +463,7 @@ async def _shut_down(parts: Parts) -> None:
 
 
 async def _show_problem(request: Request, error: Exception) -> Response:
-    # The error is shown in place (htmx), on the chat's page with the draft, or on an error page.
+    # The error is shown in place (for htmx requests), on the chat's page with the user's draft, or on an error page.
     problem = _problem(error)
     problem.draft = problem.draft or getattr(error, "draft", "")
     headers = dict(getattr(error, "headers", None) or {})
@@ -471,7 +472,7 @@ async def _show_problem(request: Request, error: Exception) -> Response:
     services = chat_services(request)
     if is_api(request.scope):
         sentence = words["error_key"] if problem.status == 401 else problem.sentence
-        response: Response = PlainTextResponse(sentence, problem.status)  # ApiEdge converts it
+        response: Response = PlainTextResponse(sentence, problem.status)  # ApiEdge converts it to the API's format
     elif problem.status == 401:
         response = await _ask_for_key(request)
     elif is_fragment(request):
@@ -515,7 +516,7 @@ async def _ask_for_key(request: Request) -> Response:
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # not received, because the client has disconnected
+    return Response(status_code=400)  # never received, because the client has disconnected
 
 
 async def _show_api_error(request: Request, error: Exception) -> Response:
@@ -529,12 +530,12 @@ async def _show_lack(request: Request, error: Exception) -> Response:
     if not lacks_threads(error):
         raise error
     logger.warning("could not start a thread for a %s request: %s", request.method, error)
-    # Plain text, because a page would need a thread, too; ApiEdge converts it.
+    # Plain text, because rendering a page would also need a thread. For APIs, ApiEdge converts it to their format.
     return PlainTextResponse(words["error_busy"], 503, {"Retry-After": "5"})
 
 
 async def _show_fault(request: Request, error: Exception) -> Response:
-    if lacks_threads(error):  # raised in middleware
+    if lacks_threads(error):  # raised in middleware, where the handler for RuntimeError does not apply
         return await _show_lack(request, error)
     logger.error("unexpected %s on a %s request", type(error).__name__, request.method)
     return PlainTextResponse(words["error_inside"] + "\n", 500)

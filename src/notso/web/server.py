@@ -29,12 +29,12 @@ from notso.web.values.settings import Settings
 
 EXTRA_EXIT_SECONDS = 3.0
 SWITCH_SECONDS = 0.0005
-"""Thread switch interval. With Python's default of 5 ms, each step of a request waited that long for a computing
-thread, and ordinary pages spent most of their time waiting."""
+"""Thread switch interval. With Python's default of 5 ms, each step of a request waited up to 5 ms for a computing
+thread to release the GIL, and pages spent most of their time waiting."""
 DATE_SECONDS = 1.0
 LAST_RESORT_SECONDS = 4.5
-"""Time after the drain period before the process is killed if something hangs. Acknowledged data is already on disk.
-Including the tracebacks, the process exits within 5 s."""
+"""Time after the drain period until a process that hangs is killed. Acknowledged data is already on disk. Including the
+time to print tracebacks, the process exits within 5 s."""
 
 
 def serve(
@@ -66,7 +66,7 @@ def serve(
 
 
 def listen(settings: Settings, port: int | None = None, option: str = "--port") -> socket.socket:
-    """Return a listening socket. Raises AddressInUseError, whose message names `option`."""
+    """Return a listening socket. Raises AddressInUseError, whose message suggests changing `option`."""
     port = settings.port if port is None else port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -100,7 +100,7 @@ def address_of(listener: socket.socket, settings: Settings) -> str:
 
 
 class ChatServer(uvicorn.Server):
-    """uvicorn server that drains before stopping and does not poll."""
+    """uvicorn server that drains before it stops, and waits for events instead of polling."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class ChatServer(uvicorn.Server):
         watchdog: Watchdog | None = None,
     ) -> None:
         self._watchdog = watchdog
-        # Kills the process after the given seconds and prints tracebacks, from a thread that does not need the GIL.
+        # Prints tracebacks and kills the process after the given seconds, from a thread that does not need the GIL.
         self.end_in: Callable[[float], None] = lambda seconds: None
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,19 +156,19 @@ class ChatServer(uvicorn.Server):
         except BaseException:
             await shared.store.close()
             raise
-        await super().startup([])  # without sockets: uvicorn would accept without limit and log every failure
+        await super().startup([])  # no sockets: uvicorn would accept connections without limit and log every failure
         self._door.open(sockets or [], self._connection)
         if self._on_ready is not None:
             self._on_ready(self._address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._door.close()
-        self._notso_app.state.parts.chat.feed.close()  # feed streams do not end by themselves
+        self._notso_app.state.parts.chat.feed.close()  # otherwise feed streams would never end
         await super().shutdown(sockets)
 
     async def main_loop(self) -> None:
-        # uvicorn polls ten times a second for a stop request; this waits for an event. The Date header, made at each
-        # tick, must be current while clients are connected.
+        # uvicorn checks for a stop request ten times a second; this loop waits for an event instead. While clients are
+        # connected, it also wakes every second, because each tick updates the Date header.
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), self._rest_seconds)
@@ -180,7 +180,7 @@ class ChatServer(uvicorn.Server):
 
     @property
     def should_exit(self) -> bool:
-        """Whether to stop at once. May be set by any thread or a signal."""
+        """Whether to stop at once. May be set from any thread or a signal handler."""
         return self._should_exit
 
     @should_exit.setter
@@ -193,7 +193,7 @@ class ChatServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._news.set)
 
     def _connection(self) -> ClientConnection:
-        if not self.server_state.connections:  # the loop slept, so the Date header is outdated
+        if not self.server_state.connections:  # main_loop was idle, so the Date header is outdated
             date = formatdate(time.time(), usegmt=True).encode()
             self.server_state.default_headers = [(b"date", date), *self.config.encoded_headers]
             self._news.set()
@@ -207,7 +207,7 @@ class ChatServer(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # The second signal ends the server at once: acknowledged data is already on disk.
+        # A second signal stops the server at once. This is safe, because acknowledged data is already on disk.
         settings = self._notso_app.state.parts.shared.settings
         if self._stop_requested:
             self.end_in(LAST_RESORT_SECONDS)
@@ -229,22 +229,23 @@ class ChatServer(uvicorn.Server):
 
 MOST_PER_WINDOW = 20
 WINDOW_SECONDS = 60.0
-"""Twenty records of a kind per minute suffice for diagnosis; unlimited logs would fill the disk."""
+"""Twenty records of a kind (same logger and message) per minute suffice for diagnosis; unlimited logs could fill the
+disk."""
 MAX_KINDS = 256
 CAUSED_BY_CLIENTS = ("asyncio", "uvicorn", "notso")
-"""Loggers, with their children, that log in response to client requests."""
+"""Loggers that log in response to client requests, and are therefore limited. Their children are included."""
 
 
 class LogPace(logging.Filter):
-    """Passes MOST_PER_WINDOW records of a logger and message per window.
+    """Log filter that passes MOST_PER_WINDOW records of each kind per window.
 
-    The first record of the next window reports how many were dropped.
+    The first record of the next window reports the number of dropped records.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> (start of its window, records since)
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> (start of its window, records in it)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.split(".", 1)[0] not in CAUSED_BY_CLIENTS:

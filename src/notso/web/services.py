@@ -23,12 +23,12 @@ class Shared:
     engine: EngineHost
     requests: RunningRequests  # all requests to the engine go through it
     plugins: Plugins = field(default_factory=Plugins)  # enabled plugins
-    model_registry: ModelRegistry | None = None  # None: one model only
+    model_registry: ModelRegistry | None = None  # None if the server has a single model
     accounts: Accounts | None = None  # usage accounting; None for a single user
-    large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))  # queue for large bodies and prompts
-    leases: Leases | None = None  # reports failures of a shared database
-    # Queue for page forms, independent of API work.
+    large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))  # large bodies and prompts
+    leases: Leases | None = None  # `leases.failing`: a shared database does not respond
+    # Queue for page forms, separate from `large_work` so that API requests do not delay pages.
     forms: WorkLine = field(default_factory=lambda: WorkLine("notso-form"))
     exchange: Exchange = field(default_factory=Alone)  # messages between servers that share the database
-    leaving: bool = False  # /health fails, but requests are still admitted
+    leaving: bool = False  # /health fails so that proxies send no more requests; requests are still admitted
     stopping: bool = False  # no new requests are admitted

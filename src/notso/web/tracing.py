@@ -1,7 +1,7 @@
 """OpenTelemetry tracing (extra `otel`) of requests, turns and engine work.
 
-FastAPI creates request spans and exports all spans as configured by the OTEL_* variables. The module is imported only
-if one of them sets an endpoint. Spans contain no user text, user names or chat URLs.
+FastAPI creates request spans and exports all spans as configured by the OTEL_* variables. This module is imported only
+if one of these variables sets an endpoint. Spans contain no user text, user names or chat URLs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any
 
-import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401 -- FastAPI imports it later, and only warns
+import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401 -- FastAPI would only warn without it
 from fastapi.telemetry import TelemetryConfig
 from opentelemetry import context, trace
 from opentelemetry.context import Context
@@ -25,13 +25,13 @@ from notso.web.turns.turns import Turns
 
 NAME = "notso"
 PRIVATE = ("url.path", "url.query")
-"""Attributes with chat ids and search terms; the route identifies the request."""
+"""Attributes to redact, because they contain chat ids and search terms. Spans still name the route."""
 REDACTED = "REDACTED"
 
 
 class Tracing:
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        # Tests pass a provider; otherwise the variables configure one.
+        # Tests pass a provider; otherwise FastAPI configures one from the OTEL_* variables.
         self._is_configured = provider is not None
         self._provider = provider or TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(_Redactor())
@@ -53,7 +53,7 @@ class Tracing:
         }
 
     def turn_begins(self, turn: Turn) -> None:
-        # Spans started in this context from here on are children of the turn's span.
+        # Spans that are later started in this context become children of the turn's span.
         span = self._tracer.start_span("turn")
         context.attach(trace.set_span_in_context(span))
 
@@ -67,7 +67,7 @@ class Tracing:
         span.end()
 
     def generation_ended(self, owner: str, usage: Usage | None) -> None:
-        # Start times are computed backwards from the end, from the durations that the engine measured.
+        # The engine reports durations only, so start times are computed backwards from the end.
         end = time.time_ns()
         lasted = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
         if usage is not None:

@@ -1,4 +1,4 @@
-"""Read-only views of a chat, loaded once per request and shared by all of its steps.
+"""Read-only views of a chat, loaded once per request.
 
 A branch (`line`) is the path of messages from the start of a chat to one message; a chat with edited questions or
 regenerated answers has several. The feed notifies open pages of changes, and a revision is a position in it.
@@ -48,7 +48,7 @@ class ChatView:
     # for this, because a cleared chat keeps its id.
     first_id: str | None = None
     above: int = 0  # number of earlier messages that were not loaded: they are summarized, or do not fit in any prompt
-    summarized: bool = False  # whether `line` starts with a summary of those
+    summarized: bool = False  # whether `line` starts with a summary of these earlier messages
 
     @property
     def settings(self) -> ChatSettings:
@@ -64,7 +64,7 @@ class ChatView:
     def after(self, accepted: TurnAccepted) -> ChatView | None:
         """Return the branch that ends in a stored turn's question, or None if it must be loaded again."""
         question, line = accepted.user_message, self.line
-        # The text of a message that was still being generated is outdated.
+        # A message that was unfinished when this view was loaded has outdated text.
         if any(each.active for each in line):
             return None
         if line and line[-1].id == question.id:
@@ -111,7 +111,7 @@ async def read_turn(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView:
-    """Load the page view of a newly stored turn. Raises Problem (404)."""
+    """Load a ShownView that ends in a newly stored turn. Raises Problem (404)."""
     stored = {each.id: each for each in (accepted.user_message, accepted.assistant_message)}
     answer = accepted.assistant_message
     view = await read_shown(services, owner, answer.chat_id, through=answer.id, first=first, limit=limit)
@@ -124,7 +124,7 @@ async def new_turn(services: ChatServices, owner: str, view: ChatView, accepted:
     question, answer = accepted.user_message, accepted.assistant_message
     above = next((each.id for each in reversed(view.line[:-1]) if each.role == "user"), None)
     if accepted.repeated or (above is None and view.above):
-        shown = await read_turn(services, owner, accepted, limit=3)  # with the previous question, which is linked
+        shown = await read_turn(services, owner, accepted, limit=3)  # for the link to the previous question
         return replace(shown, path=[each for each in shown.path if each.message in (question, answer)])
     path = [Shown(question, (question.id,), above), Shown(answer, (answer.id,), question.id)]
     return ShownView(view.chat, view.base, path, 0, view.revision)
@@ -139,7 +139,7 @@ async def read_shown(
     first: str | None = None,
     limit: int = NEWEST_MESSAGES,
 ) -> ShownView:
-    """Load the newest `limit` messages of the branch that contains `through`, or more if `first` is older.
+    """Load the newest `limit` messages of the branch that contains `through`, and older ones back to `first`.
 
     Raises Problem (404).
     """

@@ -1,8 +1,8 @@
-"""Context usage of a chat and the cost of processing its draft, and automatic summaries (compaction).
+"""Measure a chat's context usage and the cost of its draft, and summarize nearly full chats (compaction).
 
 Compaction is an optional setting: before a chat's context is full, the model summarizes the older messages while the
-engine is idle, and the summary replaces them in prompts. It is the same as that of /summarize; removing it puts the
-messages back into the prompt. `measure` is blocking: do not call it on the event loop.
+engine is idle, and the summary replaces them in prompts, as with /summarize. Removing the summary puts the messages
+back into prompts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measure(
     options: RequestOptions,
     documents: PromptDocuments = NO_DOCUMENTS,
 ) -> ContextGauge:
-    """Measure the context usage of a branch followed by a draft. Raises ModelError."""
+    """Measure the context usage of a branch followed by a draft. Blocking. Raises ModelError."""
 
     offers = settings.compaction == "ask"
 
@@ -174,7 +174,7 @@ PATIENCE_SECONDS = 300.0  # maximum time to wait until the engine is idle, and t
 
 
 class Compaction:
-    """Summarizes nearly full chats while the engine is idle. A new turn cancels this. Runs on the event loop."""
+    """Summarizes nearly full chats while the engine is idle; new turns cancel this. Runs on the event loop."""
 
     def __init__(self, services: ChatServices) -> None:
         self._services = services

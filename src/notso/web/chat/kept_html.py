@@ -20,11 +20,11 @@ from notso.web.values.fair_queue import FairQueue
 PIECE_SECONDS = 0.1
 """Time after which no further message is added to a batch."""
 WAIT_SECONDS = 5.0
-"""Messages that are not rendered after this time are shown as plain text."""
+"""Messages that are not rendered after this time are shown as plain text for now."""
 
 
 class KeptHtml:
-    """Adds stored HTML to messages. Messages without up-to-date HTML are rendered once, and the HTML is stored."""
+    """Adds stored HTML to messages. Renders messages without up-to-date HTML once, and stores the result."""
 
     def __init__(self, store: ChatStore, turns: Turns, queue: FairQueue) -> None:
         self._store = store
@@ -43,7 +43,7 @@ class KeptHtml:
         return [self._so_far(made.get(each.id, each)) for each in messages]
 
     def _so_far(self, message: StoredMessage) -> StoredMessage:
-        # The HTML of an answer in progress is what was sent on its stream.
+        # For an answer in progress, use the HTML that was already sent on its stream.
         turn = self._turns.find(message.generation_id or "") if message.active else None
         if turn is None:
             return message
@@ -63,14 +63,14 @@ class KeptHtml:
         return made
 
     def _begin(self, owner: str, chat_id: str, stale: list[StoredMessage]) -> asyncio.Task[list[StoredMessage]]:
-        # All pages of a chat wait for the same batch, which is stored even if they disconnect.
+        # All pages of a chat wait for the same task, which stores its batch even if the pages disconnect.
         work = self._at_work[chat_id] = asyncio.create_task(self._make(owner, stale))
         work.add_done_callback(lambda _: self._at_work.pop(chat_id))
         return work
 
     async def _make(self, owner: str, stale: list[StoredMessage]) -> list[StoredMessage]:
         piece = await self._queue.run(owner, lambda: _piece(stale))
-        with contextlib.suppress(StorageError):  # if not stored, it is rendered again when shown next
+        with contextlib.suppress(StorageError):  # messages that are not stored are rendered again when next shown
             await self._store.keep_html(owner, piece)
         return piece
 

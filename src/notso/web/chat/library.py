@@ -69,7 +69,7 @@ class LibraryWork:
 
     async def follow(self) -> None:
         if self._store.read_only or (self._folder.root is None and self._store.is_shared):
-            return  # the folder's library in a shared store is kept, because it may belong to another server
+            return  # keep the folder library of a shared store, because it may belong to another server's folder
         has_failed = False
         while True:
             try:
@@ -164,7 +164,7 @@ class FolderLibrary:
         return True
 
     def _contents(self, root: Path) -> dict[str, str]:
-        root.stat()  # raises for a missing folder, which must not count as an empty one
+        root.stat()  # raises if the folder is missing: treating it as empty would delete its documents
         found: dict[str, str] = {}
         known: dict[str, _Known] = {}
         for path in files_in(root):

@@ -1,7 +1,7 @@
 """Submit a chat turn: check that it fits in the context, select the chat's tools, store the turn and queue it.
 
-Most functions take a `view` of the branch that ends in the question. A run is one of the engine requests from which an
-answer results: each round of tool calls is followed by another run.
+Most functions take a `view` of the branch that ends in the question. An answer consists of one or more engine requests
+(runs): each round of tool calls is followed by another run.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ async def prepared_request(services: ChatServices, request: Request, size: int) 
 logger = logging.getLogger("notso.web.turns")
 
 ALLOWED = "tools_allowed"
-"""Chat setting that lists the tools that the user always allows in this chat, as `name=digest`, with the digest of the
-tool's definition. Imports ignore it."""
+"""Chat setting with the tools that the user always allows in this chat, as `name=digest`. The digest is that of the
+tool's definition, so that a changed tool is not allowed. Imports ignore this setting."""
 
 
 async def offer_in(services: ChatServices, owner: str, view: ChatView) -> ToolOffer | None:
@@ -95,7 +95,7 @@ def allowed_in(chat: Chat | None) -> set[str]:
 def with_tools(
     settings: Mapping[str, SettingValue], names: Iterable[str], *, ask_again: bool = False
 ) -> dict[str, SettingValue]:
-    """Return settings with only these tools enabled. Others, or all with `ask_again`, lose their permission."""
+    """Return settings with only the tools `names` enabled. Others (all with `ask_again`) lose their permission."""
     chosen = list(names)
     changed = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
     kept = [] if ask_again else [each for each in _allowed(settings) if each[0] in chosen]
@@ -105,7 +105,7 @@ def with_tools(
 
 def _allowed(settings: Mapping[str, SettingValue]) -> list[tuple[str, str]]:
     pairs = (each.rpartition("=") for each in str(settings.get(ALLOWED, "")).split())
-    # Permissions stored by older releases have no digest: the user is asked again.
+    # Permissions stored by older releases have no digest and are ignored, so the user is asked again.
     return [(name, digest) for name, _, digest in pairs if name]
 
 
@@ -144,8 +144,8 @@ async def ask(
 ) -> Submitted:
     """Store a question at the end of the view's branch and queue its answer.
 
-    last: the last message on the page ('': none; None: the end of the chosen branch). instead_of: the question of
-    which this one is an edited version. Raises Problem and StorageError, with the text as `draft`.
+    last: id of the last message on the page ('': none; None: the end of the chosen branch). instead_of: id of the
+    question that this one is an edited version of. Raises Problem and StorageError, with the text as `draft`.
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")
@@ -207,7 +207,7 @@ async def _in_library_order(
 
 @contextlib.contextmanager
 def keeping(text: str) -> Iterator[None]:
-    """Attach the user's text to exceptions."""
+    """Attach the user's text to exceptions as `draft`."""
     try:
         yield
     except (Problem, QuotaError, StorageError) as error:
@@ -304,7 +304,7 @@ async def fork(
     instead: tuple[int, ...],
     fields: dict[str, str],
 ) -> Submitted:
-    """Generate another version of an answer, with the tokens `instead` from `place` (run, token) on.
+    """Generate another version of an answer: its tokens before `place` (run, token), then `instead`, then new ones.
 
     Raises Problem (409) if the conversation or the model has changed.
     """
@@ -430,7 +430,7 @@ async def settings_of(services: ChatServices, owner: str, chat: Chat | None) -> 
 @contextlib.contextmanager
 def _admitted(services: ChatServices, owner: str) -> Iterator[RunningRequest]:
     _check_admission(services)
-    # The request counts as waiting until its turn ends or this block raises.
+    # The request counts as waiting until its turn ends or the `with` block raises.
     running = services.shared.requests.admit(owner)
     if running is None:
         raise Problem(429, words["error_busy"], retry_after_seconds=10)
@@ -553,7 +553,7 @@ async def _left_turn(services: ChatServices, owner: str, message: StoredMessage)
         request, offer = await request_in(services, owner, view, choice)
     request = traced(request, message.generation_id)
     parts: tuple[Part, ...] = ()
-    if trace.every and not trace.runs:  # a question about every part is asked again, with the same seeds
+    if trace.every and not trace.runs:  # a question asked about every part starts over, with the same seeds
         parts = await _every_part(services, owner, view, request)
         request = replace(request, options=replace(request.options, token_ids=False))
         message = replace(message, content="", reasoning="")
@@ -635,7 +635,7 @@ async def summary_request(services: ChatServices, owner: str, view: ChatView, ch
     documents = await documents_in(services, owner, view, choice)
     messages = (*await _messages(view, documents), Message("user", SUMMARY_REQUEST))
     options = RequestOptions(
-        # The same options as in the chat, so that the chat's cached prompt can be used.
+        # The same options as in the chat, so that the chat's cached prompt can be reused.
         thinking=view.chat.thinking,
         tools=services.toolbox.definitions(view.settings.tool_names),
         tool_choice="none",

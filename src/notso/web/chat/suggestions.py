@@ -46,7 +46,7 @@ class Suggestions:
         return bool(loaded) and sum(stats.running + stats.waiting for stats in loaded) + self._turns.unfinished == 0
 
     async def until_idle(self, after_seconds: float, patience_seconds: float) -> bool:
-        """Wait until the engine is idle; return False if it stays busy."""
+        """Wait `after_seconds`, and then until the engine is idle; return False if it stays busy."""
         await asyncio.sleep(after_seconds)
         for _ in range(int(patience_seconds / LOOK_SECONDS)):
             if self.idle:
@@ -84,7 +84,7 @@ class Suggestions:
             keep_thinking=settings.keep_thinking,
             documents=documents,
         )
-        # The tools are in the prompt only so that it begins like the chat's cached prompt; they cannot be called.
+        # The tools cannot be called. They are included so that the prompt has the same prefix as the chat's cached one.
         text = await self._generate(owner, chat, messages, settings, tools, conversation, choice, documents)
         if text is None:
             return []
@@ -107,7 +107,7 @@ class Suggestions:
         self.cancel()
         params = replace(settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
         options = RequestOptions(
-            thinking=chat.thinking,  # the same as in the chat, so that the chat's cached prompt can be used
+            thinking=chat.thinking,  # as in the chat, so that the chat's cached prompt can be reused
             tools=tools,
             tool_choice="none",
             date=chat.prompt_date,
@@ -139,7 +139,7 @@ async def whole_text(
 ) -> str | None:
     """Return the whole answer, or None if it is stopped, fails or takes longer than `seconds`.
 
-    `started` is called with the running request, so that it can be stopped.
+    started: called with the running request, so that the caller can stop it.
     """
     running = requests.open(request.options.owner, counts=False)
     started(running)

@@ -1,7 +1,7 @@
-"""Renders page templates in worker threads, with automatic escaping, and defines the filters that templates use.
+"""Render page templates in worker threads, with automatic escaping, and define the filters that templates use.
 
-This module also groups the chats of the sidebar by the day of last use, and announces changes of their marks (a chat is
-marked while it is unread or active).
+This module also groups the sidebar's chats by day of last use, and announces changes of their marks (a chat is marked
+while it is unread or active).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ListMarks:
         self._feed.announce(turn.request.options.owner or "", turn.message.chat_id, "", turns=False)
 
     def _ended(self, turn: Turn) -> None:
-        # A chat is unread if no page was following its answer at the end.
+        # A chat becomes unread if no page was following its answer when the answer ended.
         if turn.log.is_read or turn.interrupted:
             return self._announce(turn)
         task = asyncio.create_task(self._mark_unread(turn))
@@ -124,7 +124,7 @@ TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 
 
 class Pages:
-    """Renders templates: whole pages, and fragments for htmx, with file names that start with an underscore."""
+    """Renders whole pages, and fragments for htmx, whose template names start with an underscore."""
 
     def __init__(self, assets: Assets, renderer: FairQueue, view: CommandView | None = None) -> None:
         view = view or CommandView(Plugins())

@@ -1,4 +1,4 @@
-"""Chat titles, which the model generates while the engine is idle, if the user has enabled this in the settings."""
+"""Generate chat titles while the engine is idle, if the user has enabled this in the settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REQUEST = "Give our conversation a title of two to six words. Write only the tit
 MAX_TOKENS = 24
 MAX_CHARACTERS = 60
 PATIENCE_SECONDS = 60.0
-AFTER_SECONDS = 2.0  # delay, so that suggestions, for which the page is waiting, are generated first
+AFTER_SECONDS = 2.0  # delay, because the page is already waiting for suggestions, which go first
 
 _LABEL = re.compile(r"(?:title|name) ?: ?", re.IGNORECASE)
 _DECORATION = " \"'*_`#“”"
@@ -75,7 +75,7 @@ class Titles:
             settings = settings_in_chat(found.base, chat)
             is_first = len(line) == 2 and not any(shown.previous or shown.next for shown in found.path)
             if not settings.titles or not is_first or chat.title != title_of(line[0].content):
-                return  # renamed by the user, or not the first answer
+                return  # titles are disabled, this is not the first answer, or the user has renamed the chat
             engine = self._requests.host.model(turn.request.model).engine
             documents = await prompt_documents(
                 self._store, owner, chat.prompt_date, line, engine=engine, project=found.base.project
@@ -107,7 +107,7 @@ class Titles:
         documents: PromptDocuments,
     ) -> str | None:
         options = RequestOptions(
-            # The same options as in the chat, so that the chat's cached prompt can be used.
+            # The same options as in the chat, so that the chat's cached prompt can be reused.
             thinking=chat.thinking,
             tools=self._toolbox.definitions(settings.tool_names),
             tool_choice="none",

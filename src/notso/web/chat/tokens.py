@@ -1,8 +1,8 @@
 """Tokens of an answer with the alternatives at each position, and receipts of answers.
 
 A receipt records what is needed to reproduce an answer; a sealed one has hashes in place of the text. A trace is the
-record of an answer's generation, which is stored with the answer. An answer with tool calls consists of several runs,
-one per request to the engine.
+record of an answer's generation, which is stored with the answer. Tool calls divide an answer into runs, one per
+request to the engine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Alternative:
 
 
 async def trace_of(services: ChatServices, owner: str, message: StoredMessage) -> AnswerTrace:
-    """Return the trace of an answer. Raises Problem (409) if none is stored."""
+    """Return the trace of an answer. Raises Problem (409) if there is none."""
     trace = await services.shared.store.trace(owner, message.id)
     if trace is None or message.active or not any(run.ids for run in trace.runs):
         raise Problem(409, words["error_no_tokens"])
@@ -47,7 +47,7 @@ async def trace_of(services: ChatServices, owner: str, message: StoredMessage) -
 async def requests_of(
     services: ChatServices, owner: str, message: StoredMessage, trace: AnswerTrace
 ) -> tuple[ChatEngine, list[Request]]:
-    """Load the engine of an answer and return it with the requests of the answer's runs. Raises Problem."""
+    """Load the engine that generated an answer; return it and the request of each run. Raises Problem."""
     view = await read_branch(services, owner, message.chat_id, message.parent_id or "")
     choice = await chosen_model(*models_of(services), trace.model)
     running = services.shared.requests.open(owner, counts=False)
@@ -74,7 +74,7 @@ async def token_texts(engine: ChatEngine, run: AnswerRun, first: int) -> list[st
 
 
 def run_at(trace: AnswerTrace, number: int | None, place: int) -> int:
-    """Return the number of a run (None: the last). Raises Problem (400) if the run has no token `place`."""
+    """Return the number of a run (None: the last run). Raises Problem (400) if it has no token `place`."""
     number = len(trace.runs) - 1 if number is None else number
     if not 0 <= number < len(trace.runs) or not 0 <= place < len(trace.runs[number].ids):
         raise Problem(400, words["error_form"])

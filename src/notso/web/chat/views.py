@@ -1,4 +1,4 @@
-"""Responses of the chat routes (a page, a branch, or one turn), and lookups of chats and messages."""
+"""Render responses of the chat routes (a page, a branch, or one turn), and look up chats and messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
 LISTED_CHATS, MOST_LISTED = 100, 1000
-"""Number of chats that the sidebar loads at a time, and the most that it lists. The page *All chats* lists the rest."""
+"""Number of chats that the sidebar loads at a time, and its maximum. The page *All chats* lists all of them."""
 
 STARTS = ("explain", "rewrite", "plan", "code")
 """Names of the prompt templates offered in a new chat."""
@@ -49,7 +49,7 @@ async def chat_page(
     toast: dict[str, str] | None = None,
 ) -> Response:
     """Render the page of a chat, or of a new chat in `project`."""
-    # Read before anything is loaded, so that concurrent changes are announced to the page.
+    # Read before the data, so that the page is notified of changes that occur while the data is loaded.
     revision = view.revision if view is not None else services.feed.revision
     chat = view.chat if view is not None else None
     base = view.base if view is not None else await services.shared.store.chat_base(owner, project)
@@ -138,6 +138,7 @@ async def turn_view(
 
 
 def first_on(request: Request) -> str | None:
+    # Returns the id of the oldest message on the page that sent the request.
     first = request.headers.get("x-from", "")
     return first if is_id(first) else None
 
@@ -172,7 +173,7 @@ def in_step_context(request: Request, revision: str) -> dict[str, Any]:
 
 def announce(request: Request, services: ChatServices, owner: str, view: View) -> View:
     """Announce a change to other tabs and advance the view's revision."""
-    # After a concurrent change, the revision stays, so that this tab is notified of that change, too.
+    # If there was a concurrent change, keep the old revision, so that this tab is also notified of that change.
     nothing_since = services.feed.revision == view.revision
     services.feed.announce(owner, view.chat.id, tab_of(request))
     return replace(view, revision=services.feed.revision) if nothing_since else view
@@ -180,7 +181,7 @@ def announce(request: Request, services: ChatServices, owner: str, view: View) -
 
 def _just_ended(path: list[Shown]) -> bool:
     now_ms = time.time_ns() // 1_000_000
-    # The answer ended before its page connected to the stream; treat it like one that ended while it was shown.
+    # An answer may end before its page connects to the stream. Treat it like one that ended while it was shown.
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 
@@ -247,7 +248,7 @@ def tab_of(request: Request) -> str:
 
 
 def last_shown(request: Request, fields: Mapping[str, str] | None = None) -> str | None:
-    """Return the id of the page's last message ('': none; None: not sent). Raises Problem (400)."""
+    """Return the id of the last message on the page ('': none; None: not sent). Raises Problem (400)."""
     last = request.headers.get("x-last", (fields or {}).get("last"))
     if last and not is_id(last):
         raise Problem(400, words["error_form"])

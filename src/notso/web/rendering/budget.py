@@ -1,7 +1,7 @@
 """Rendering budget of a message: CPU time of the rendering thread, and characters of HTML.
 
-Deadlines are checked at every position of the text and at every block, so that no input far exceeds its budget. CPU
-time is used because wall-clock time would also count pauses of the system.
+Deadlines are checked at every position of the text and at every block, so that no input exceeds its budget by much.
+They use CPU time because wall-clock time would include periods when the thread does not run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Deadline:
 
 
 class Budget:
-    """Remaining budget of a message. `is_noted`: the note about plain text has already been shown."""
+    """Remaining budget of a message. is_noted: whether the note about plain text has been shown."""
 
     def __init__(self, seconds: float = MESSAGE_SECONDS, characters: int = MAX_HTML_CHARACTERS) -> None:
         self.is_noted = False
@@ -54,7 +54,7 @@ class Budget:
 
     @contextmanager
     def spending(self) -> Iterator[Deadline]:
-        """Return a context manager that charges the time of a block. Raises OverBudgetError if no time is left."""
+        """Charge the CPU time spent in a `with` statement. Raises OverBudgetError if the budget is spent."""
         if self.spent:
             raise OverBudgetError
         began, deadline = time.thread_time(), Deadline(self._seconds)
@@ -64,7 +64,7 @@ class Budget:
             self._seconds -= time.thread_time() - began + deadline.charged
 
     def take(self, html: str) -> str:
-        """Charge the length of HTML and return it. Raises OverBudgetError."""
+        """Charge the length of `html` and return `html`. Raises OverBudgetError."""
         self._characters -= len(html)
         if self._characters < 0:
             raise OverBudgetError

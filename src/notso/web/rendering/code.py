@@ -1,8 +1,8 @@
-"""Code blocks. Pygments highlights a fixed set of languages, with CSS classes instead of inline styles.
+"""Render code blocks. Pygments highlights a fixed set of languages, with CSS classes instead of inline styles.
 
 Pygments' lexers use regular expressions, some of which take quadratic time or worse. A single match cannot be
-interrupted and holds the GIL. Therefore, lexers run in a child process, which a CPU timer kills if a block takes too
-long, and which is started again when needed.
+interrupted and holds the GIL. Therefore, lexers run in a child process. A CPU timer kills the process if a block takes
+too long, and the next block starts it again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ LANGUAGES: dict[str, str] = {
 _NAME = re.compile(r"[A-Za-z0-9_.+#-]{1,24}")
 
 HIGHLIGHTER = Highlighter()
-_WORDS = table("en")  # cached HTML is in English; see `with_labels`
+_WORDS = table("en")  # stored HTML has English labels; `with_labels` translates them for each page
 
 # All classes that the highlighter can produce. The sanitizer allows them on spans.
 TOKEN_CLASSES: frozenset[str] = frozenset(name for name in STANDARD_TYPES.values() if name)
@@ -143,7 +143,7 @@ def highlight_lines() -> None:
     formatter, lexer = HtmlFormatter(nowrap=True), lru_cache(maxsize=64)(get_lexer_by_name)
     for line in sys.stdin.buffer:
         asked = json.loads(line)
-        # The default action of SIGVTALRM ends the process.
+        # SIGVTALRM has no handler: its default action ends the process.
         signal.setitimer(signal.ITIMER_VIRTUAL, asked["seconds"])
         began = time.process_time()
         html = highlight(asked["code"], lexer(asked["language"], stripnl=False), formatter)

@@ -1,10 +1,10 @@
 """Extensions of CommonMark that language models commonly use.
 
-Block extensions are <details>, alerts and some HTML tags without attributes. Inline extensions are bare URLs, footnote
-marks, quotations of documents, task list boxes, and emphasis next to Chinese, Japanese and Korean text.
+Block extensions are <details> and alerts. Inline extensions are bare URLs, footnote marks, document quotations, task
+list boxes, some HTML tags without attributes, and emphasis next to Chinese, Japanese and Korean text.
 
-A block extension is recognized by its first line, and an inline extension depends only on its own line, so that text
-arriving later never changes a block already shown. For the same reason, footnotes are not linked; their marks are only
+A block extension is recognized by its first line, and an inline extension depends only on its block, so that text
+arriving later never changes a complete block. For the same reason, footnotes are not linked; their marks are only
 superscripts.
 """
 
@@ -24,7 +24,7 @@ from notso.web.values.wording import language, table, words
 
 _SCHEME = re.compile(r"(?:^|[^a-z0-9.+-])(https?)$", re.IGNORECASE)
 _REST = re.compile(r"://[^\s<>\"`|\\^{}]{1,2000}")
-_AFTERWARDS = ".,:;!?'*_~…。，"  # at the end of a URL, these belong to the sentence
+_AFTERWARDS = ".,:;!?'*_~…。，"  # at the end of a URL, these characters belong to the sentence
 
 _NOTE = re.compile(r"\[\^([^\s\[\]^]{1,32})\](:?)(?!\()")
 _QUOTATION = re.compile(r"\[\[(?:\d{1,3}: |none(?=\]\]))")
@@ -88,7 +88,7 @@ def _note(state: StateInline, silent: bool) -> bool:
     found = _NOTE.match(state.src, state.pos)
     if found is None:
         return False
-    # At the start of a line, the colon belongs to the definition `[^1]:`.
+    # At the start of a line, a colon after the mark is part of a footnote definition (`[^1]:`).
     begins = not state.src[: state.pos].rpartition("\n")[2].strip()
     if not silent:
         state.push("note", "", 0).content = found[1]
@@ -97,7 +97,7 @@ def _note(state: StateInline, silent: bool) -> bool:
 
 
 def _quotation(state: StateInline, silent: bool) -> bool:
-    # The words of a quotation are not parsed as Markdown.
+    # Quoted words are the text of a document, which is not Markdown, so they are not parsed.
     found = _QUOTATION.match(state.src, state.pos)
     end = -1 if found is None else state.src.find("]]", found.end(), found.end() + MAX_QUOTATION)
     if found is None or end < 0:
@@ -122,7 +122,7 @@ def _boxes(state: StateCore) -> None:
 INERT_TAGS = ("sub", "sup", "kbd", "mark", "ins")
 ALERTS = ("note", "tip", "important", "warning", "caution")
 
-_WORDS = table("en")  # cached HTML is in English; see `with_labels`
+_WORDS = table("en")  # stored HTML has English labels; see `with_labels`
 _TAG = re.compile(rf"<(?:br\s*+/?|/?(?:{'|'.join(INERT_TAGS)}))\s*+>", re.IGNORECASE)
 _COMMENT = re.compile(r"<!--(?!-?>).{0,1000}?-->", re.DOTALL)
 _DETAILS = re.compile(r"\s*<details(?:\s+open)?>\s*(?:<summary>(.*?)</summary>\s*)?$", re.IGNORECASE)
@@ -182,7 +182,7 @@ def _details(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     inline = state.push("inline", "", 0)
     inline.content, inline.map, inline.children = (title or _WORDS["details"]).strip(), [start, first], []
     state.push("summary_close", "summary", -1)
-    # The lines inside are parsed as blocks, which must not extend beyond the closing tag.
+    # Parse the lines inside as blocks, which must end before the closing tag.
     outside, kind = state.lineMax, state.parentType
     state.lineMax, state.parentType = last, "root"
     state.md.block.tokenize(state, first, last)
@@ -207,7 +207,7 @@ def _alerts(state: StateCore) -> None:
 
 
 def _emphasis(state: StateInline, silent: bool) -> bool:
-    # The rule of markdown-it, but with the flanking rules of `_scan`.
+    # Like markdown-it's rule, but `_scan` decides whether a mark can open or close emphasis.
     marker = state.src[state.pos]
     if silent or marker not in ("_", "*"):
         return False
@@ -229,8 +229,8 @@ def _emphasis(state: StateInline, silent: bool) -> bool:
 
 def _scan(state: StateInline, can_split_word: bool) -> Scanned:
     # In CommonMark, emphasis does not end at a mark that follows punctuation and precedes a letter, because words are
-    # expected to be separated by spaces. Chinese, Japanese and Korean text has no such spaces. Therefore, its
-    # characters count as a space on the outer side of a mark, and its punctuation as a letter on the inner side.
+    # expected to be separated by spaces. Chinese, Japanese and Korean text has no such spaces. Therefore, characters
+    # of these scripts count as spaces on the outer side of a mark, and their punctuation as letters on the inner side.
     scanned = state.scanDelims(state.pos, can_split_word)
     before = state.src[state.pos - 1] if state.pos > 0 else " "
     end = state.pos + scanned.length
@@ -264,6 +264,7 @@ _LABELS = {
 
 
 def with_labels(html: str) -> str:
+    """Translate the English labels in stored HTML to the language of the page."""
     if language.get() == "en":
         return html
     for name, word in _LABELS.items():

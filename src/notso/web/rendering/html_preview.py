@@ -1,7 +1,6 @@
 """Sanitize HTML and SVG from a model for a preview: remove scripts, and resources that load automatically.
 
 The sanitizer takes quadratic time in the number of open elements, so it runs in a child process with limited CPU time.
-The child process runs `main` of this module.
 """
 
 from __future__ import annotations

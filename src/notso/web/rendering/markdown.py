@@ -3,7 +3,8 @@
 Reference links are disabled because a definition on a later line could change a block that was already sent. Images
 become links because loading an image can leak the conversation. Blocks that exceed their budget become plain text.
 
-The sanitizer must be the last step for HTML from model output; nothing may modify the HTML afterwards.
+HTML from model output is sanitized last. Later steps, such as labels and citations, may insert only markup that they
+create themselves, with escaped text.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ _CLEANER = nh3.Cleaner(
     },
 )
 
-# htmx 4 rewrites `<hx-name ` in raw text before parsing, and processes hx- attributes on all elements.
+# htmx 4 rewrites `<hx-name ` in raw text before parsing, and processes hx- attributes on all elements. Sanitized HTML
+# must contain neither, because model output could then send requests in the user's name.
 _HTMX_TAG = re.compile(r"</?hx-", re.IGNORECASE)
 
 
@@ -94,7 +96,7 @@ class _AttributeCheck(HTMLParser):
                 raise UnsafeHTMLError("an htmx attribute survived")
 
 
-RENDERER_VERSION = 9  # increase when the HTML of a text changes, so that stored HTML is rendered again
+RENDERER_VERSION = 9  # increase when the renderer's output changes, so that stored messages are rendered again
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
 MAX_PARAGRAPH_CHARACTERS = 16 * 1024
@@ -118,7 +120,7 @@ class _LongParagraphError(Exception):
 
 
 def _outlined(tag: str) -> str:
-    # For screen readers, headings are below the h1 of the page and the h2 of each message.
+    # Headings start at h3, because screen readers expect them below the h1 of the page and the h2 of the message.
     return f"h{min(6, int(tag[1:]) + 2)}"
 
 
@@ -164,7 +166,7 @@ class _Renderer(RendererHTML):
         return f'<blockquote class="alert alert-{kind}">\n{alert_title(kind)}' if kind else "<blockquote>\n"
 
     def table_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return '<figure class="wide-table"><table>\n'  # a scrollable box, so that the table keeps its layout
+        return '<figure class="wide-table"><table>\n'  # the figure scrolls, so that a wide table keeps its layout
 
     def table_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return "</table></figure>\n"
@@ -190,7 +192,7 @@ def _check_pairs(state: StateInline) -> None:
 def _too_deep(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     if silent or state.level < MAX_NESTING:
         return False
-    # Content nested more deeply is plain text, to the end of the containing item or quotation.
+    # Deeper content becomes plain text, up to the end of the list item or quotation that contains it.
     line = start + 1
     while line < end and (state.isEmpty(line) or state.sCount[line] >= state.blkIndent):
         line += 1
@@ -207,9 +209,8 @@ def _refuse_long_paragraphs(state: StateCore) -> None:
 
 
 def _link(state: StateInline, silent: bool) -> bool:
-    return state.src.find("](", state.pos) >= 0 and link(
-        state, silent
-    )  # avoids scanning to the end at each lone bracket
+    # Without this check, markdown-it would scan to the end of the text at each bracket that starts no link.
+    return state.src.find("](", state.pos) >= 0 and link(state, silent)
 
 
 def _image(state: StateInline, silent: bool) -> bool:
@@ -217,8 +218,8 @@ def _image(state: StateInline, silent: bool) -> bool:
 
 
 def _parser() -> MarkdownIt:
-    # At its own limit, markdown-it drops all content that follows. It is two levels higher than ours, so that ours
-    # applies first even in a list, which adds two levels.
+    # At its own nesting limit, markdown-it drops all further content. That limit is two levels above MAX_NESTING, so
+    # that `_too_deep` applies first, even in a list, which adds two levels at once.
     parser = MarkdownIt(
         "commonmark", {"html": False, "breaks": True, "maxNesting": MAX_NESTING + 2}, renderer_cls=_Renderer
     )
@@ -269,7 +270,7 @@ def render_block(text: str, budget: Budget) -> str:
 
 
 def render_within(text: str, deadline: Deadline, *, color: bool = True) -> str:
-    """Render text, as plain text if a paragraph is too long or sanitizing fails. Raises OverBudgetError."""
+    """Render text; if a paragraph is too long or sanitizing fails, show it as plain text. Raises OverBudgetError."""
     try:
         return sanitize(_MARKDOWN.render(text, {"color": color, "deadline": deadline}))
     except (RecursionError, UnsafeHTMLError, _LongParagraphError):
@@ -277,7 +278,7 @@ def render_within(text: str, deadline: Deadline, *, color: bool = True) -> str:
 
 
 def render_plain(text: str) -> str:
-    """Escape text for HTML; line breaks are kept by the style sheet."""
+    """Return text as an escaped paragraph. The style sheet preserves its line breaks."""
     return f'<p class="plain">{escape(text)}</p>\n'
 
 

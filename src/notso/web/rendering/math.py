@@ -1,8 +1,8 @@
-r"""TeX in Markdown: $x$, $$x$$, \\(x\\), \\[x\\] and \\begin{align}, detected here and typeset by the page.
+r"""Detect TeX in Markdown: $x$, $$x$$, \\(x\\), \\[x\\] and \\begin{align}. The page typesets it.
 
 A display formula starts at the beginning of a line and ends with the closing delimiter or, as in TeX, at a blank line.
-It is recognized by its first line, so that text arriving later never changes a block already shown. Formulas that are
-not closed or too long stay text, as do lone dollar signs, which usually denote prices.
+It is recognized by its first line, so that text arriving later never changes a complete block. Unclosed and overlong
+formulas remain text, and so do lone dollar signs, which usually denote prices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_FORMULA_CHARACTERS = 2_000
 MAX_INLINE_CHARACTERS = 1_000  # limits the search for a closing delimiter after each lone dollar sign
 
 _MARKS = {"$$": "$$", "\\[": "\\]"}
-# Environments that are formulas without dollar signs around them.
+# Environments that are display formulas even without dollar signs around them.
 _ENVIRONMENT = re.compile(r"\\begin\{((?:align|alignat|equation|gather|CD)\*?)\}")
 _IS_TEX = re.compile(r"[\\^_={}]")
 
@@ -110,9 +110,9 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _closing_dollar(source: str, start: int) -> int:
-    # Only the next dollar sign can close a formula. To exclude text between two prices, there must be no letter or
-    # digit directly outside of the dollar signs. Spaces directly inside are allowed only on both sides, and only if the
-    # content is TeX that cannot be part of a price.
+    # Only the next dollar sign can close a formula. The other rules exclude text between two prices: no letter or digit
+    # may be directly outside of the dollar signs. Spaces directly inside of them must be on both sides, and the content
+    # must then contain a character of TeX that prices do not have.
     inside = source[start + 1 : start + 2]
     if not inside or source[:start][-1:].isalnum():
         return -1

@@ -1,8 +1,7 @@
 """Convert the formulas of an exported page to MathML, which browsers typeset without scripts or fonts.
 
-latex2mathml is recursive, has no limits and copies markup in a formula to its output. Therefore it runs in a child
-process with limited CPU time, and only the MathML elements and attributes that it needs are kept. The child process
-runs `main` of this module.
+latex2mathml is recursive, has no limits and copies markup in a formula to its output. Therefore, it runs in a child
+process with limited CPU time, and only allowlisted MathML elements and attributes are kept.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _ATTRIBUTES = frozenset(
 
 
 async def with_mathml(html: str) -> tuple[str, int]:
-    """Replace formulas in sanitized HTML by MathML; also return the number of formulas that could not be converted."""
+    """Convert formulas in sanitized HTML to MathML; also return the number of formulas that could not be converted."""
     found = list(_FORMULA.finditer(html))
     made: list[str | None] = []
     for at in range(0, len(found), MOST_AT_ONCE):
@@ -60,7 +59,7 @@ async def with_mathml(html: str) -> tuple[str, int]:
 
 
 def mathml_of(tex: str, look: str) -> str | None:
-    """Return a formula ("inline" or "display") as MathML, or None if it cannot be converted."""
+    """Convert TeX to MathML; return None if that fails. look: "inline" or "display"."""
     from latex2mathml.converter import convert
 
     try:

@@ -32,9 +32,10 @@ class StreamingMarkdown:
     """Renders growing text. The final result equals that of render_markdown."""
 
     def __init__(self, budget: Budget | None = None) -> None:
-        # Complete blocks are charged to the message's budget. Work that is repeated at each update may take
-        # TICK_SECONDS. If rendering the tail takes longer, it is shown as plain text until its block ends; if the
-        # search for blocks takes longer, it is repeated only when there is twice as much text.
+        # Complete blocks are charged to the message's budget. Two steps are repeated at each update; they are not
+        # charged, but limited to TICK_SECONDS each. If rendering the tail takes longer, the tail is shown as plain text
+        # until its block ends. If finding the blocks takes longer, the search is repeated only after the text has
+        # doubled.
         self._budget = budget or Budget()
         self._text = ""
         self._held = ""  # a trailing CR, which may be followed by LF
@@ -66,7 +67,7 @@ class StreamingMarkdown:
             self._enough_to_look = 2 * (complete - self._closed_to)
             return ""
         html, done = "", 0
-        # A block is complete when the next one has started and its first line is complete. Later text cannot change it.
+        # A block is complete once the first line of the next block is complete. Later text cannot change it.
         for block, following in pairwise(blocks):
             if done and tick.passed:
                 break

@@ -1,5 +1,5 @@
-// Text files (selected, dropped, or long pasted text) become hidden form fields, which requires a script.
-// Documents and text in other encodings are read by the server; the form contains their ids.
+// Attachments of a question. Text files, and long pasted text, become hidden form fields. The server reads documents and
+// files that are not recognized as text; the form then contains their ids or, in a temporary chat, their text.
 {
   const BYTES = 200_000, DOCUMENT_BYTES = 16 * 1024 * 1024, FILES = 8, PASTED_CHARACTERS = 2500, LOOK_MS = 300;
   const DOCUMENTS = /^(pdf|doc[xm]?|ppt[xm]?|odt|epub|xls[xmb]?|ods|eml|msg)$/;
@@ -18,7 +18,7 @@
       return [name, content, chip.querySelector(".facts").textContent, chip.querySelector("[data-part=document]") ? "document" : "text"];
     });
     try { files.length ? sessionStorage.setItem(kept, JSON.stringify(files)) : sessionStorage.removeItem(kept); }
-    catch { /* full: not kept over a reload */ }
+    catch { /* storage is full: a reload loses the files */ }
   };
   const renumber = () => {
     attached().forEach((chip, at) => chip.querySelectorAll("input").forEach((input) => {
@@ -45,9 +45,9 @@
     list.append(chip);
     renumber();
   };
-  form.addEventListener("change", keep); // added, removed or sent
+  form.addEventListener("change", keep); // fires when a file is added, removed or sent
   try { found = JSON.parse(sessionStorage.getItem(kept)) ?? []; } catch { /* no storage */ }
-  const chosen = attached(); // on the server
+  const chosen = attached(); // documents that were selected before the page was loaded
   for (const chip of chosen) removable(chip);
   const ids = chosen.map((chip) => chip.querySelector("[data-part=document]").value);
   for (const [name, content, facts, part] of found) if (!ids.includes(content)) attach(name, content, facts, part);
@@ -60,7 +60,7 @@
     note.textContent = `${file.name} ${note.dataset.reading}`;
     list.append(note);
     try {
-      // Documents of a temporary chat are not stored, only their text.
+      // The server does not store documents of a temporary chat; it returns their text.
       const isKept = !("temporary" in form.dataset);
       const headers = { "Content-Type": "application/octet-stream" };
       const { root } = document.documentElement.dataset;
@@ -87,13 +87,13 @@
       if (file.size > BYTES) { refuse(file.name, "tooBig"); continue; }
       try {
         const bytes = await file.arrayBuffer();
-        const mark = String(new Uint8Array(bytes.slice(0, 2))); // UTF-16
+        const mark = String(new Uint8Array(bytes.slice(0, 2))); // byte order mark
         const encoding = { "255,254": "utf-16le", "254,255": "utf-16be" }[mark];
         const decoded = (name) => new TextDecoder(name, { fatal: true }).decode(bytes);
         let content;
         try { content = decoded(encoding ?? "utf-8"); }
         catch (error) { if (encoding) throw error; content = decoded("windows-1252"); }
-        if (/[\0-\x08\x0e-\x1a\x1c-\x1f]/.test(content)) throw new TypeError(); // not text
+        if (/[\0-\x08\x0e-\x1a\x1c-\x1f]/.test(content)) throw new TypeError(); // control characters: not text
         attach(file.name, content);
       } catch {
         if (/^(image|audio|video)\//.test(file.type)) refuse(file.name, "notText");

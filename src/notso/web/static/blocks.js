@@ -1,8 +1,9 @@
-// Complete blocks: typeset formulas when they are visible (loading KaTeX only if needed); copy, wrap and expand code.
+// Complete blocks: typeset formulas when they are visible (loading KaTeX only if needed), copy answers, and copy, wrap,
+// expand and preview code.
 {
   const { nonce, dataset: { katex: address, katexCss, copyTex } } = document.currentScript;
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 };
-  // Glyphs of fonts that are not loaded print blank, so load fonts before all formulas have been visible.
+  // Glyphs print blank if their font is not loaded, so load the fonts before a formula that uses them becomes visible.
   const loadFonts = () => {
     for (const face of document.fonts) if (/KaTeX_(Main|Math|AMS|Size)/.test(face.family)) face.load().catch(() => {});
   };
@@ -13,7 +14,7 @@
     isLoading = true;
     add("link", { rel: "stylesheet", href: katexCss, onload: loadFonts });
     add("script", { src: address, onload: () => typeset() });
-    add("script", { src: copyTex }); // formulas are copied as TeX
+    add("script", { src: copyTex }); // makes the browser copy formulas as TeX
   };
   const [waiting, SLICE_MS] = [new Set(), 30];
   const typeset = (milliseconds = SLICE_MS) => {
@@ -24,7 +25,7 @@
       waiting.delete(formula);
       if (formula.dataset.tex) continue;
       const tex = formula.dataset.tex = formula.textContent;
-      // Two commands add a style attribute to MathML, which the page's policy blocks.
+      // These two commands add a style attribute to MathML, which the page's content security policy blocks.
       const output = /\\(pmb|fcolorbox)\b/.test(tex) ? "html" : "htmlAndMathml";
       try { window.katex.render(tex, formula, { ...OPTIONS, output, displayMode: formula.matches(".display") }); }
       catch { formula.textContent = tex; delete formula.dataset.tex; formula.classList.replace("math", "source"); }
@@ -37,7 +38,7 @@
     typeset();
   }, { root: document.getElementById("scroller"), rootMargin: "100% 0px" });
   const found = () => document.querySelectorAll("[id$=-closed] .math:not([data-tex])");
-  // Load KaTeX early, because printing does not wait. Safari has no idle callbacks.
+  // Load KaTeX as soon as the page has formulas, because printing does not wait for it. Safari has no idle callbacks.
   const whenIdle = window.requestIdleCallback ?? ((work) => setTimeout(work, 1000));
   const look = () => {
     const formulas = found();
@@ -83,7 +84,7 @@
     }
     copied(button);
   };
-  // For pasting elsewhere: no buttons, formulas as MathML.
+  // Returns HTML for pasting into other programs: without buttons, and with formulas as MathML.
   const richText = (answer) => {
     const whole = answer.cloneNode(true);
     for (const label of whole.querySelectorAll(".code-label, .katex-html")) label.remove();
@@ -107,7 +108,7 @@
   const copyMessage = async (button) => {
     const shown = button.closest("article")?.querySelector(".answer, .bubble") ?? button.parentElement;
     const plain = source(button.dataset.copy, shown);
-    try { // Safari requires a promise
+    try { // Safari requires `write` to be called in the click itself, so the text is passed as a promise
       const item = { "text/plain": plain.then((found) => new Blob([found], { type: "text/plain" })) };
       if (shown.matches(".answer")) item["text/html"] = richText(shown);
       await navigator.clipboard.write([new ClipboardItem(item)]);
@@ -120,7 +121,7 @@
     for (const formula of own.querySelectorAll("[data-tex]")) formula.textContent = formula.dataset.tex;
     return cell(own.textContent.trim());
   }).join(",")).join("\n");
-  // The frame has no origin; identify it by its window.
+  // The sandboxed frame has an opaque origin, so identify its messages by its window.
   const diagram = (text) => {
     const frame = frameOf("diagram");
     const dark = getComputedStyle(document.documentElement).colorScheme === "dark"

@@ -1,6 +1,6 @@
-// The input. Enter sends, except with Shift, input methods and touch keyboards. A question is shown at once and restored
-// if the server rejects it. Each tab keeps its drafts, including edits of messages, over a reload until the server has
-// accepted them.
+// The message input. Enter sends the message, except with Shift, while an input method composes text, and on touch
+// screens. A question is shown at once; if the server rejects it, its text returns to the input. Each tab keeps its
+// drafts, including those of edited messages, across reloads until the server has accepted them.
 {
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
@@ -9,9 +9,9 @@
   try { drafts = sessionStorage; } catch { /* no storage */ }
   let draft = `draft ${location.pathname}`;
   const remember = (name, value) => {
-    try { value ? drafts?.setItem(name, value) : drafts?.removeItem(name); } catch { /* full: it stays on the page */ }
+    try { value ? drafts?.setItem(name, value) : drafts?.removeItem(name); } catch { /* storage is full: a reload loses the text */ }
   };
-  const both = () => [sent, text.value].filter(Boolean).join("\n\n"); // until the server accepts
+  const both = () => [sent, text.value].filter(Boolean).join("\n\n"); // `sent` is not accepted by the server yet
   const keep = () => remember(draft, both());
   text.value ||= drafts?.getItem(draft) ?? "";
   // Replace the text from `from` to `to` so that Ctrl+Z can undo it, like typed text.
@@ -24,7 +24,7 @@
       text.dispatchEvent(new Event("input", { bubbles: true }));
     }
   });
-  const giveBack = () => { // with queued messages, in order
+  const giveBack = () => { // return the sent text and all queued messages to the input, in order
     text.value = [sent, ...queued(), text.value].filter(Boolean).join("\n\n");
     sent = "";
     queue.replaceChildren();
@@ -33,18 +33,18 @@
   };
   text.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return;
-    if (event.isComposing || event.keyCode === 229) return; // Safari ends composition before Enter
+    if (event.isComposing || event.keyCode === 229) return; // Safari ends the composition before this Enter
     if (document.documentElement.dataset.enter === "off" || matchMedia("(pointer: coarse)").matches) return;
     event.preventDefault();
     if (form.querySelector("[data-stop]")) enqueue();
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
-  // Sizing the field to very long text is slow, because each key lays it all out.
+  // Sizing the field to very long text is slow, because each keystroke lays out the whole text.
   const LONG = 5000;
   const measure = () => { text.classList.toggle("long", text.value.length > LONG); };
   text.addEventListener("input", () => { measure(); keep(); });
   measure();
-  // Messages queued until an answer ends; they survive a reload and return to the input if it is stopped.
+  // Messages are queued until the answer ends. They survive a reload, and return to the input if the answer is stopped.
   const queue = document.getElementById("queued");
   const line = `queue ${location.pathname}`;
   const queued = () => [...queue.querySelectorAll(".what")].map((item) => item.textContent);
@@ -78,9 +78,9 @@
     const next = queue.querySelector("li");
     if (!next || form.querySelector("[data-stop]") || pending?.isConnected || sent) return;
     const last = [...document.querySelectorAll("article.assistant")].at(-1);
-    if (last?.ariaBusy === "true") return; // its end is not shown yet
+    if (last?.ariaBusy === "true") return; // the page does not show the end of this answer yet
     const state = last?.dataset.state;
-    if (state !== "done") { // stopped or failed: the user decides
+    if (state !== "done") { // stopped or failed: the user decides whether to send the queued messages
       text.value = [...queued(), text.value].filter(Boolean).join("\n\n");
       queue.replaceChildren();
     } else {
@@ -95,7 +95,7 @@
   let waited = [];
   try { waited = JSON.parse(drafts?.getItem(line)) ?? []; } catch { /* invalid */ }
   const atHit = () => /[?&]at=/.test(location.search);
-  if (atHit() && waited.length) { // a search hit may be in another branch: the user decides
+  if (atHit() && waited.length) { // a search hit may be in another branch: the user decides whether to send them
     text.value = [...waited, text.value].filter(Boolean).join("\n\n");
     keepQueue();
     keep();
@@ -103,7 +103,8 @@
   new MutationObserver(() => setTimeout(advance)).observe(document.getElementById("composer-controls"), { childList: true });
   document.addEventListener("htmx:after:swap", () => setTimeout(advance));
   addEventListener("load", () => setTimeout(advance));
-  form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); }); // a file is a message
+  // With an attachment, the text may be empty.
+  form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); });
   document.addEventListener("click", (event) => { // insert a prompt template before typed text
     const { start } = event.target.closest("[data-start]")?.dataset ?? {};
     if (!start) return;
@@ -111,7 +112,7 @@
     text.dispatchEvent(new CustomEvent("write", { detail: { value: start } }));
   });
   form.addEventListener("formdata", ({ formData }) => {
-    formData.set("text", text.value.replace(/^\/\//, "/")); // two slashes stand for one, not for a command
+    formData.set("text", text.value.replace(/^\/\//, "/")); // a leading "//" is an escaped "/", not a command
   });
   form.addEventListener("htmx:before:request", (event) => {
     if (event.detail.ctx.sourceElement !== form) return;
@@ -126,7 +127,7 @@
     waiting = "";
     keep();
   });
-  const comeBack = () => { // the first message was rejected: restore the page
+  const comeBack = () => { // the server rejected the first message: show the greeting again
     if (greeting && !document.querySelector("#turns > article")) document.getElementById("turns").prepend(greeting);
     greeting = null;
   };
@@ -134,9 +135,9 @@
     const { sourceElement, response } = event.detail.ctx;
     if (sourceElement !== form) return;
     const taken = response.status === 200 || response.status === 204; // 204: redirect to a new chat
-    if (response.status !== 204) pending.remove(); // replaced before the next paint
+    if (response.status !== 204) pending.remove(); // the response replaces it before the next paint
     if (taken) document.getElementById("attachments").replaceChildren();
-    if (response.status === 204) { // text typed before the new page loads belongs to that chat
+    if (response.status === 204) { // text typed before the new chat's page loads belongs to the new chat
       remember(draft, "");
       draft = `draft ${response.headers.get("HX-Redirect") ?? location.pathname}`;
     }
@@ -156,11 +157,12 @@
   const edited = () => document.getElementById("edit-text");
   const restore = () => { if (edited()) edited().value = drafts?.getItem(edited().form.action) ?? edited().value; };
   document.addEventListener("input", ({ target }) => { if (target === edited()) remember(target.form.action, target.value); });
-  document.addEventListener("click", ({ target, isTrusted }) => { // Escape keeps it
+  // A click on Cancel forgets the text. Escape, whose click is made by a script and not trusted, keeps it.
+  document.addEventListener("click", ({ target, isTrusted }) => {
     if (isTrusted && target.closest(".edit [data-stop]")) remember(target.closest(".edit").action, "");
   });
   document.addEventListener("htmx:after:request", ({ detail: { ctx } }) => {
-    // What was done at a search hit began or chose another branch, which reloading is to show.
+    // An action at a search hit may create or select another branch. Forget the hit, so that a reload shows that branch.
     if (ctx.response.status === 200 && atHit() && ctx.sourceElement.matches('[hx-post][hx-target="#turns"]:not([hx-post$="/rate"])')) history.replaceState(history.state, "", location.pathname);
     if (ctx.sourceElement.matches(".edit") && ctx.response.status === 200) remember(ctx.sourceElement.action, "");
   });

@@ -1,14 +1,15 @@
-// Palette of slash commands, which follows the typed text and the arrow keys. The commands and their actions are
-// defined in the palette's elements.
+// Palette of slash commands, filtered by the typed text and navigated with the arrow keys. The commands and their
+// actions are defined in the palette's elements.
 {
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
   const palette = document.getElementById("palette");
   const problem = document.getElementById("composer-problem");
   const options = [...palette.querySelectorAll("[role=option]")];
-  let [shown, at, closed, refused] = [[], 0, false, null]; // `refused`: unknown command, sent as text next time
+  // `refused` is a text with an unknown command. If it is submitted again unchanged, it is sent as a message.
+  let [shown, at, closed, refused] = [[], 0, false, null];
   const typed = () => /^\/([\w:-]*)(?:\s+(.*))?$/s.exec(text.value); // not "//..." or "/usr/bin"
-  // Prefer the longest common prefix, then the fewest other letters.
+  // Prefer the longest common prefix, and then the fewest letters that the other name does not have.
   const distance = (a, b) => [...a].filter((letter) => !b.includes(letter)).length
     - 9 * [...a, ""].findIndex((letter, at) => letter !== b[at]);
   const choose = (index) => {
@@ -68,7 +69,7 @@
       problem.textContent = found.problem ?? "";
       if (found.name) document.getElementById("attachments").dispatchEvent(new CustomEvent("attach", { detail: found }));
       else if (!text.value) write(found.text?.replace(/^\//, "//") ?? `/${option.dataset.name} ${rest}`);
-      else if (found.text) write(`${text.value}\n\n${found.text}`); // typed since
+      else if (found.text) write(`${text.value}\n\n${found.text}`); // the user has typed text meanwhile
     },
     carry: (option, _, rest) => { // a new chat's instructions, sent with its question
       const line = document.getElementById("carried");
@@ -89,11 +90,11 @@
     const [, name, argument = ""] = typed(), rest = argument.trim().replace(/^\//, "//");
     const said = argument.trim().toLowerCase(), fits = new RegExp(`^(?:${option.dataset.takes})?$`).test(said);
     const unknown = !option.dataset.name.startsWith(name.toLowerCase());
-    if (unknown && fits) return complete(option, " "); // only suggested
+    if (unknown && fits) return complete(option, " "); // the option is only a suggestion: do not run it
     if (unknown) problem.textContent = palette.dataset.unknown.replace("{name}", name);
     if (unknown) return [refused, closed] = [text.value, true], draw();
     problem.textContent = option.dataset.refused ?? (fits ? "" : option.dataset.misused);
-    if (fits) write(""); // else keep it for correction
+    if (fits) write(""); // otherwise keep the text, so that the user can correct it
     if (!problem.textContent) acts[(!said && option.dataset.bare) || option.dataset.act](option, said, rest);
   };
   text.addEventListener("input", () => { [closed, refused] = [false, null]; draw(); });

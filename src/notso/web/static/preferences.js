@@ -8,7 +8,7 @@
   Object.assign(root.dataset, standard, kept);
   const keep = (name, value) => {
     root.dataset[name] = kept[name] = value;
-    try { localStorage.setItem("preferences", JSON.stringify(kept)); } catch { /* for this page only */ }
+    try { localStorage.setItem("preferences", JSON.stringify(kept)); } catch { /* no storage: the preference applies to this page only */ }
   };
   root.addEventListener("prefer", ({ detail }) => { for (const name in detail) keep(name, detail[name]); });
   document.addEventListener("DOMContentLoaded", () => {

@@ -1,8 +1,8 @@
-// Dialogs, tabs, the sidebar, and lists with one Tab stop, as far as browsers do not support them in markup.
+// Dialogs, tabs, the sidebar, and lists with one Tab stop: behavior that markup alone does not provide in all browsers.
 {
   const root = document.documentElement;
   const opened = { "show-modal": "showModal", close: "close" };
-  // For browsers without invoker commands, use the button's attributes.
+  // Emulate the attributes `command` and `commandfor` in browsers that do not support them.
   if (!("commandForElement" in HTMLButtonElement.prototype)) {
     document.addEventListener("click", ({ target }) => {
       const button = target.closest("[commandfor]");
@@ -19,7 +19,7 @@
     htmx.ajax("GET", link.href, "#source-body").then(() => document.getElementById("quoted")?.focus());
   });
 
-  // Collapse the sidebar in this browser, or toggle it on a phone.
+  // On a wide screen, collapse the sidebar and remember this in the browser. On a phone, show or hide it.
   document.addEventListener("click", ({ target }) => {
     if (!target.closest("[data-toggle-rail]")) return;
     if (matchMedia("(max-width: 48rem)").matches) return document.getElementById("sidebar").togglePopover();
@@ -29,12 +29,12 @@
     shown?.focus();
   });
 
-  // Load settings whenever they are opened.
+  // The event `shown` makes htmx load the settings whenever they are opened.
   const settings = document.getElementById("settings");
   const announce = () => { if (settings.open) settings.dispatchEvent(new Event("shown")); };
   if (settings) new MutationObserver(announce).observe(settings, { attributeFilter: ["open"] });
 
-  // Tabs have one Tab stop and use the arrow keys.
+  // A row of tabs has one Tab stop; the arrow keys move between its tabs.
   const tabOf = (sheet, name) => sheet.querySelector(`#tab-${name}`);
   const choose = (sheet, name) => {
     if (!tabOf(sheet, name)) return;

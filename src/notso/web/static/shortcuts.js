@@ -14,7 +14,7 @@
   };
   document.addEventListener("keydown", (event) => {
     if (event.isComposing || event.keyCode === 229 || event.defaultPrevented || document.documentElement.dataset.keys === "off") return;
-    if (document.querySelector("dialog:modal")) return; // controls are hidden
+    if (document.querySelector("dialog:modal")) return; // the dialog covers the controls
     if (event.key === "Escape" && !event.shiftKey && document.querySelector(".menu:popover-open, #sidebar:popover-open")) return;
     const row = rows.find((each) => each.dataset.keys === nameOf(event) && fits(each.dataset.where, event.target));
     const near = event.target.closest("article")?.querySelector(row?.dataset.press || "none");
@@ -23,7 +23,7 @@
     event.preventDefault();
     control.matches("textarea") ? control.focus() : control.click();
   });
-  // Move through lists of links with the arrow keys, starting in the input.
+  // The arrow keys move from a sheet's input to its links and between them.
   document.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     const sheet = event.target.closest(".sheet:has([data-arrows])");

@@ -1,5 +1,5 @@
-// Reading aloud and dictation by the browser, offered only if they work on this machine: other voices send text or
-// audio to a server.
+// Reading aloud and dictation by the browser. They are offered only if the browser can do them on this machine, because
+// its remote services would receive text or audio.
 {
   const root = document.documentElement;
   const text = document.getElementById("text");
@@ -10,7 +10,7 @@
   const Recognition = window.SpeechRecognition ?? window.webkitSpeechRecognition;
   const asked = { langs: [navigator.language], processLocally: true };
   const hears = async () => {
-    try { root.toggleAttribute("data-hears", (await Recognition.available(asked)) === "available"); } catch { /* no */ }
+    try { root.toggleAttribute("data-hears", (await Recognition.available(asked)) === "available"); } catch { /* not supported */ }
   };
   if (Recognition?.available) hears();
   let listening = null;

@@ -1,9 +1,9 @@
-// Announces an answer to screen readers by sentence during generation; code and formulas as source.
+// Announces an answer to screen readers during generation, sentence by sentence. Code and formulas are announced as source.
 {
   const place = document.getElementById("spoken");
   const segmenter = new Intl.Segmenter(document.documentElement.lang, { granularity: "sentence" });
-  const KEPT = 20; // sentences; older ones are in the answer
-  const told = new WeakMap(); // article -> announced blocks, and sentences of the next
+  const KEPT = 20; // announcements kept; the answer has all of the text
+  const told = new WeakMap(); // article -> number of announced blocks, and of announced sentences in the next block
   const textOf = (block) => {
     const copy = block.cloneNode(true);
     for (const formula of copy.querySelectorAll("[data-tex]")) formula.textContent = formula.dataset.tex;

@@ -1,7 +1,7 @@
 // Additions to htmx for streams: ignore repeated updates, report broken streams, and keep panels as the user
 // left them.
 {
-  // Ignore an update that was already appended, by its number. A snapshot replaces everything.
+  // Ignore an update if its number shows that it was already appended. Snapshots replace all text and always apply.
   document.addEventListener("htmx:sse:before:message", (event) => {
     const { event: name, data, id } = event.detail.message;
     if (name) return;
@@ -10,7 +10,7 @@
     else article.dataset.seen = id;
   });
 
-  // Add new tokens to the context usage measured before the answer.
+  // The context usage was measured before the answer began: add the tokens generated since.
   document.addEventListener("progress", ({ detail }) => {
     const count = document.querySelector(".gauge .count");
     const { tokens } = JSON.parse(detail?.data ?? "{}");
@@ -33,7 +33,7 @@
     note.onclick = () => focus();
   });
 
-  // Morph an ended answer to keep typeset formulas and wrapped or expanded code.
+  // When an answer ends, morph it instead of replacing it, to keep typeset formulas and wrapped or expanded code.
   document.addEventListener("htmx:config:request", ({ detail: { ctx } }) => {
     if (ctx.sourceElement.matches("[data-ended]")) ctx.sourceElement.closest("article").removeAttribute("hx-morph-skip");
   });
@@ -56,7 +56,7 @@
     },
   });
 
-  // Move complete blocks from the tail to the complete ones instead of recreating them.
+  // When blocks in the tail are complete, move their elements to the complete blocks instead of recreating them.
   const CLOSING = /<hx-partial hx-target="#([\w-]+)-closed" hx-swap="beforeend">([\s\S]*?)<\/hx-partial>/g;
   const partial = (target, swap, html) => `<hx-partial hx-target="#${target}" hx-swap="${swap}">${html}</hx-partial>`;
   let named = [];
@@ -70,7 +70,7 @@
     if (!count) return whole;
     const morphs = open.slice(0, count).map((block, at) => {
       named.push(block.id = blocks[at].id = `${name}-${at}-moved`);
-      closed.moveBefore ? closed.moveBefore(block, null) : closed.append(block); // keeps focus
+      closed.moveBefore ? closed.moveBefore(block, null) : closed.append(block); // moveBefore keeps the focus
       return partial(block.id, "outerMorph", blocks[at].outerHTML);
     });
     const others = blocks.slice(count).map((block) => block.outerHTML).join("\n");
@@ -87,7 +87,7 @@
     named = [];
   });
 
-  // Restore the selection after a swap, because modified text loses its ranges.
+  // Restore the selection after a swap, because the browser drops its ranges in modified text.
   // Querying the selection forces a layout, so do not query it at each update.
   let [held, selected] = [null, false];
   document.addEventListener("selectionchange", () => { selected = !getSelection().isCollapsed; });
@@ -108,8 +108,8 @@
   document.addEventListener("htmx:before:swap", hold);
   document.addEventListener("htmx:after:swap", release);
 
-  // Reasoning is open during generation and closes when it ends. Panels that the user has touched, including tool
-  // calls, stay as they are.
+  // A reasoning panel is open while its text is generated, and closes afterwards. Panels that the user has clicked or
+  // scrolled, including those of tool calls, stay as they are.
   const wanted = new Map();
   const touch = (event) => {
     const panel = event.target.closest?.("[data-panel]");

@@ -1,6 +1,6 @@
 """Read the JSON documents of an imported file: JSON or JSON Lines, plain, compressed with gzip, or in a zip archive.
 
-Imports only the standard library, so that the child process that parses imported files starts quickly.
+Imports no third-party packages, so that the child process that parses imported files starts quickly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GENERATED = frozenset({"chat.html"})  # in ChatGPT's archives, a rendering of t
 
 
 class Unreadable(Exception):
-    """A file, or a chat in it, cannot be read. `key` names a message of the pages, and `params` are its values."""
+    """A file, or a chat in it, cannot be read. `key` names a text of the pages; `params` fill its placeholders."""
 
     def __init__(self, key: str, **params: str) -> None:
         super().__init__(key, params)
@@ -57,7 +57,7 @@ def kind_of(name: str) -> str:
 def documents(body: bytes, left_out: Counter[str]) -> Iterator[Document]:
     """Yield the documents of a file; count an archive's damaged entries and those that are not JSON in `left_out`.
 
-    Raises Unreadable, for damaged entries only if no entry can be read.
+    Raises Unreadable. Damaged entries raise it only if no entry can be read.
     """
     if body.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         yield from _of_archive(body, left_out)
@@ -210,7 +210,8 @@ class _JsonText:
         return Unreadable("import_broken", reason=f"syntax error at character {place}")
 
     def _read_more(self) -> None:
-        # Double the amount of text, because a value that needs several chunks is parsed again after each chunk.
+        # Double the buffered text each time: a value that spans chunks is parsed again after each chunk, which would
+        # take quadratic time if all chunks had the same size.
         piece = self._read(max(CHUNK, len(self._text) - self._at))
         self._before += self._at
         self._text = self._text[self._at :] + piece

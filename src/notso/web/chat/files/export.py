@@ -52,7 +52,10 @@ def chats_in(store: ChatStore, kept: Iterable[tuple[str, str]]) -> Iterator[tupl
 
 
 def conversation(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Row | None:
-    """Return the shown branch up to its last finished answer that is not rated down as a training row, or None."""
+    """Return a training row of the shown branch, up to its last finished answer that is edited or not rated down.
+
+    Returns None if there is no such answer.
+    """
     shown = [each.message for each in shown_path(whole.messages, whole.chat.chosen_root)]
     # Stop before an unfinished message.
     cut = next((at for at, message in enumerate(shown) if not _is_whole(message)), len(shown))
@@ -67,8 +70,8 @@ def conversation(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Row 
 def preferences(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Iterator[Row]:
     """Pair the preferred answer to each question with each of its other finished answers.
 
-    The preferred answer is the edited one, or else the one rated highest, the shown one, or the newest. An answer
-    that is rated down is never preferred.
+    The preferred answer is the edited one, or else the one rated highest, the shown one, or the newest. A question is
+    skipped if that answer is rated down and not edited.
     """
     shown = {each.message.id for each in shown_path(whole.messages, whole.chat.chosen_root)}
     for question in (message for message in whole.messages if message.role == "user"):

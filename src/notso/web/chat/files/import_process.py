@@ -1,7 +1,6 @@
 """Parse imported files in a child process with limited CPU time and memory.
 
-A parser holds the interpreter lock until it returns, and archives and JSON need many times their size in memory. The
-child process runs `main` of this module.
+In the server, a parser would hold the GIL until it returns, and archives and JSON need many times their size in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from notso.web.values.child_work import confined
 LIMITS = Limits(cpu_s=60, memory_bytes=1 << 30, wall_s=180.0, answer_bytes=64 << 20)
 
 SHAPE = JsonLimits(depth=64, objects=400_000, values=4_000_000)
-"""Limits for a chat, which the server decodes. An empty JSON object takes thirty times its size in memory."""
+"""Limits for each chat. The server decodes chats, and an empty JSON object takes thirty times its size in memory."""
 
 Entry = tuple[str, Any]
 
@@ -68,7 +67,7 @@ def decoded(answer: bytes) -> Iterator[Entry]:
 def parsed(body: bytes) -> bytes:
     answer = bytearray()
     for entry in entries(body):
-        # The server rejects lone surrogates with an error message.
+        # Keep lone surrogates, which the server rejects with an error message.
         line = json.dumps(entry, ensure_ascii=False).encode("utf-8", "surrogatepass")
         try:
             check_shape(line, SHAPE)

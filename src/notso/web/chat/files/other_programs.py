@@ -1,7 +1,7 @@
 """Convert exports of ChatGPT, Claude, Open WebUI, LM Studio, LibreChat and llama.cpp's page to our export format.
 
-Content that notso cannot store, such as pictures and details of tool calls, is omitted and counted by kind. Imports
-only the standard library, so that the child process that parses imported files starts quickly.
+Content that notso cannot store, such as pictures and details of tool calls, is omitted and counted by kind. The module
+imports no third-party packages, so that the child process that parses imported files starts quickly.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def tree_of(nodes: Sequence[Node], current: str | None) -> Tree:
     for node in nodes:
         below.setdefault(node.parent if node.parent in by_id else None, []).append(node)
     messages: dict[str, JSON] = {}
-    shown: dict[str, str | None] = {}  # node -> the message that contains it, or else its nearest ancestor
-    continues: dict[str, bool] = {}  # node -> whether only tool results are between it and that message
+    shown: dict[str, str | None] = {}  # node -> the message that contains it, or the nearest message above it
+    continues: dict[str, bool] = {}  # node -> whether only tool results are between the node and that message
     stack = _in_order(below.get(None, ()))
     while stack:
         node = stack.pop()

@@ -1,8 +1,8 @@
-"""Generate training rows from a document that teach a model to quote the document before it answers.
+"""Generate training rows that teach a model to quote a document before it answers.
 
-Prompts have the form of chats with documents: a part of the document, or passages as a search would return them. An
-answer quotes a sentence of the document and answers from that sentence, or says that the document does not mention the
-subject of the question.
+Prompts have the form of chats with documents: they contain a part of the document, or passages like search results.
+Answers quote a sentence of the document and then use it, or say that the document does not mention the subject of the
+question.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from notso.web.store.protocol import Attachment
 from notso.web.turns.documents import PASSAGES_FOLLOW, with_attachments
 
 LEAST_WORDS, MOST_WORDS = 6, 40
-"""Length of a quoted sentence in words; quotations are limited to 60."""
+"""Length of a quoted sentence in words; the engine limits quotations to 60 words."""
 SHOWN = 3
 """Number of passages in a prompt."""
 ABSENT_EVERY = 5

@@ -55,7 +55,7 @@ MOST_CHOSEN = 2000
 MAX_FILTER_CHARACTERS = 200
 ORDERS = get_args(ChatOrder)
 ACTIONS = {"archive": "toast_archived", "unarchive": "toast_unarchived", "delete": "toast_deleted_many"}
-"""The message that reports each action."""
+"""Action -> key of the text that reports it."""
 
 
 @archive_router.get("/archive", dependencies=[GUARDED])

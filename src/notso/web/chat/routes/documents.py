@@ -1,6 +1,6 @@
 """Routes of documents: list, upload and search stored documents, and show their text by page.
 
-Files attached to a question are not stored: the route returns their text, and the page attaches it.
+Documents attached in a temporary chat are not stored: /attachments returns their text, and the page attaches it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ router = APIRouter()
 
 @router.get("/models", dependencies=[GUARDED])
 async def models_page(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    """Show the models. Loading one leads back to `chat` ("new" or an id), if given."""
+    """Show the models. After loading one, the page returns to `chat` ("new" or an id), if given."""
     sidebar = await sidebar_context(services, owner)
     context = await _context(services) | {"return_to": chat if is_id(chat) else "" if chat == "new" else None}
     return await services.pages.respond(request, "models.html", **sidebar, **context)

@@ -1,4 +1,4 @@
-"""Routes for the settings of a chat and of new chats, and for the cost estimate of a draft."""
+"""Routes for the settings of chats, new chats and projects, and for the cost estimate of a draft."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def change_settings(
         return RedirectResponse(f"/projects/{project.id}" if project is not None else of_chat, 303)
     # A change by a slash command shows no form: report it in a toast.
     toast = {"text": _report(form, chat), "undo_url": ""} if by_command else None
-    thinking = "thinking" in form  # the thinking switch, on the page of a chat that is not stored yet
+    thinking = "thinking" in form  # state of the thinking switch on the page of a new chat, which is not stored yet
     return await _show(request, services, owner, chat, project, saved=not by_command, toast=toast, thinking=thinking)
 
 

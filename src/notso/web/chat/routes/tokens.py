@@ -81,7 +81,7 @@ async def show_tokens(
 
 @router.post("/fork", dependencies=[GUARDED])
 async def fork_message(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """Create a version of an answer that replaces token `at` of `run` by a `token` id or by `text` and continues."""
+    """Generate another version of an answer, in which a `token` id or `text` replaces token `at` of `run`."""
     fields = await read_form(request)
     message = await find_message(services, owner, chat_id, message_id)
     trace = await trace_of(services, owner, message)

@@ -194,7 +194,7 @@ async def fetch_offer(request: Request, services: Services, command: str) -> JSO
 
 def _is_chosen(name: str, fields: Mapping[str, str], stored: Sequence[str]) -> bool:
     checked = f"tool-{name}" in fields
-    # If unchanged in this form, keep the stored value, which another tab may have changed in the meantime.
+    # If this form did not change the checkbox, keep the stored value, which another tab may have changed meanwhile.
     if "was" in fields and checked == (name in fields["was"].split()):
         return name in stored
     return checked

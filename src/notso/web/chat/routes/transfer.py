@@ -86,7 +86,7 @@ async def backup(services: Services) -> Response:
     """Download a copy of the SQLite database. Raises Problem (429 while busy, 501 with PostgreSQL)."""
     if services.shared.store.is_shared:
         raise Problem(501, BACKUP_ELSEWHERE)
-    # One backup at a time, because each copy is as large as the database. A stalled download is aborted for the next.
+    # One backup at a time, because each copy is as large as the database. A new download aborts a stalled one.
     if services.backup_waits or services.backing_up.locked():
         unread_since = services.backup_reader.unread_since if services.backup_reader is not None else None
         has_stalled = unread_since is not None and time.monotonic() - unread_since >= GIVE_WAY_SECONDS
@@ -119,7 +119,7 @@ async def import_chats(request: Request, services: Services, owner: Owner) -> Re
     if kind not in (*IMPORT_TYPES, FORM_TYPE):
         raise Problem(415, words["import_unknown"])
     body = await request.body()
-    # The limit on imports includes storing the chats, because a parsed file takes several times its size in memory.
+    # Hold the import slot until the chats are stored, because a parsed file takes several times its size in memory.
     async with services.importing.turn(owner):
         if kind == FORM_TYPE:
             form = body
@@ -308,7 +308,7 @@ def _css() -> Markup:
 
 
 async def _download(pieces: AsyncIterator[bytes], media_type: str, name: str) -> Response:
-    first = await anext(pieces)  # an immediate failure still gets an error status
+    first = await anext(pieces)  # read before the response starts, so that an immediate failure gets an error status
 
     async def body() -> AsyncIterator[bytes]:
         yield first
