@@ -41,8 +41,8 @@ RETRY_SECONDS = 0.2
 LOST_RETRY_SECONDS = 1.0
 MAX_LINE_BYTES = MAX_ANSWER_BYTES = 16 * 1024 * 1024
 ANSWER_LIMITS = JsonLimits(depth=64, objects=200_000, values=2_000_000)
-"""Limits of a stream's line, which contains all events since the previous line, and of a call's result, which is largest
-if it contains the token ids of a long prompt."""
+"""Limits of a stream's line, which contains all events since the previous line, and of a call's result, which is
+largest if it contains the token ids of a long prompt."""
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0

@@ -191,7 +191,7 @@ class RemoteEngine:
     def close(self) -> None:
         """End running answers and calls."""
         self._closed = True
-        # After a loss, the link already belongs to the RemoteEngine that replaced this one, whose answers must continue.
+        # After a loss, another RemoteEngine uses the link, and its answers must continue.
         if not self._lost:
             self._link.end_all()
 
