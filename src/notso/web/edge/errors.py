@@ -176,9 +176,7 @@ class ApiEdge:
         if scope["type"] != "http" or not is_api(scope):
             await self._app(scope, receive, send)
             return
-        started: Message | None = (
-            None  # start of a plain-text error, held back because the new body changes its headers
-        )
+        started: Message | None = None  # start of a plain-text error, held back because its headers will change
         said = b""
 
         async def send_as_api(message: Message) -> None:

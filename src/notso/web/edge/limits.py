@@ -245,9 +245,8 @@ PIECE_BYTES = 64 * 1024
 """Bytes of a response per write. The client must read each piece within the send timeout."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Maximum total size of the bodies being sent in pieces: enough for any page and a few full exports."""
-RETRY_SECONDS = (
-    5  # Retry-After if the budget is used up: the bodies being received now will have arrived or been evicted
-)
+RETRY_SECONDS = 5
+"""Retry-After if the budget is used up. By then, the bodies being received now have arrived or been evicted."""
 
 
 class RequestLimits:
@@ -337,9 +336,8 @@ class InPieces:
                     more = message.get("more_body", False) or start + PIECE_BYTES < len(body)
                     self._keep_within()
                     await send({**message, "body": body[start : start + PIECE_BYTES], "more_body": more})
-                    await asyncio.sleep(
-                        0
-                    )  # if the client reads fast, `send` never waits and would starve other requests
+                    # If the client reads fast, `send` never waits, and other requests would starve.
+                    await asyncio.sleep(0)
             finally:
                 self._held.pop(connection, None)
 

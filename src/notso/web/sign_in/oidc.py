@@ -55,9 +55,8 @@ class OidcProvider:
         # Whether browsers use https, even if a proxy forwards their requests to this server as http.
         self.is_https = settings.public_url.lower().startswith("https:")
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
-        self._trusted = httpx2.create_ssl_context(
-            trust_env=False
-        )  # shared, because loading the CA certificates is slow
+        # Shared by all requests, because loading the CA certificates is slow.
+        self._trusted = httpx2.create_ssl_context(trust_env=False)
         self._own = secrets.token_bytes(32)
         self._ended: dict[str, None] = {}
         self._facts: dict[str, Any] = {}

@@ -197,9 +197,7 @@ class RemoteEngine:
 
     @property
     def _open_link(self) -> EngineLink:
-        if (
-            self._closed
-        ):  # calls still queued for a thread must fail at once, not wait for an engine that does not respond
+        if self._closed:  # calls still queued for a thread must fail at once, not wait for an unresponsive engine
             raise EngineError("the engine was closed")
         return self._link
 
