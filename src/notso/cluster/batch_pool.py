@@ -1,5 +1,4 @@
-"""Batch inference with engines on several machines, using Ray Data, which repeats the work of lost engines on
-others."""
+"""Batch inference with engines on several machines, using Ray Data, which repeats the work of lost engines."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ def answers(
     requests: Sequence[str], member: Callable[..., Any], options: Mapping[str, Any], *, engines: int | None, share: int
 ) -> Iterator[str]:
     """Yield answers in order of completion."""
-    # member: class whose objects hold an engine each. An object is constructed with `options`, and called with
+    # member: class of objects that each hold an engine. An object is constructed with `options`, and called with
     # {"request": [...]} to return {"answer": [...]}.
     # engines: number of engines; None: one per machine. share: number of requests per call.
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]

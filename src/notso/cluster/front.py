@@ -4,8 +4,8 @@ In a replica, `Front` delays startup until the model is loaded, and sets the coo
 reach the same replica. It also limits the duration of the page's event stream, because a stopping replica waits until
 its running requests have ended.
 
-In the proxy, `Affinity` computes the session id by which Serve sends requests of one client to the same replica, whose
-cache contains the client's conversations.
+In the proxy, `Affinity` computes the session id by which Serve sends requests of one client to the same replica, which
+has the client's conversations in its cache.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Front:
             return
         if not self._warned and all(name != SESSION for name, _ in scope["headers"]):
             self._warned = True
-            logger.warning("requests have no session id; start Ray with %s", ", ".join(ENVIRONMENT))
+            logger.warning("requests have no session id; start Ray with the variables %s", ", ".join(ENVIRONMENT))
         if scope["path"] == ENDLESS:
             await self._for_a_while(scope, receive, send)
         elif not is_api_path(scope["path"]):

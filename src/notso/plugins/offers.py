@@ -31,7 +31,7 @@ def checked_offer(given: Any) -> tuple[Offer, list[str]]:
             raise ValueError("not an offer")
         offer[kind] = []
         for number, row in enumerate(rows, start=1):
-            problem = _problem(row, checks) if len(offer[kind]) < MAX_GIVEN else f"more than {MAX_GIVEN} of a kind"
+            problem = _problem(row, checks) if len(offer[kind]) < MAX_GIVEN else f"more than {MAX_GIVEN} of this kind"
             if problem:
                 # Skip only this entry, so that the plugin's other features can be used.
                 left_out.append(f"{_WORDS[kind]} {number} was left out: {problem}")
@@ -68,9 +68,9 @@ def _schema(given: Any) -> str:
     if given.get("type", "object") != "object":
         return "must be the schema of an object"
     if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in properties.values()):
-        return "must have schemas as properties"
+        return "must have a schema for each of its properties"
     if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
-        return "must have names in required"
+        return "must have a list of names in `required`"
     too_long = len(json.dumps(given)) > MAX_SCHEMA_CHARACTERS
     return f"has more than {MAX_SCHEMA_CHARACTERS:,} characters" if too_long else ""
 

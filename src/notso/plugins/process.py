@@ -120,7 +120,7 @@ class PluginProcess:
             on_failure.pop_all()
 
     def ask(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
-        """Start a call, whose future raises PluginRefusalError or PluginError.
+        """Start a call. Its future raises PluginRefusalError or PluginError.
 
         If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is off or busy.
         """
@@ -185,8 +185,9 @@ class PluginProcess:
             self.switch_off(f"{what} delays all responses")
 
     def switch_off(self, why: str, of: socket.socket | None = None) -> None:
-        """Disable the plugin: kill its processes and fail its calls. If given, `of` must be the current socket."""
-        # `of` keeps a caller that noticed a fault of an earlier process from killing a new one.
+        """Disable the plugin: kill its processes and fail its calls. Do nothing if `of` is an earlier process's
+        socket."""
+        # Otherwise, a thread that notices a fault of an earlier process would kill the new one.
         with self._lock:
             if self.state == "off" or (of is not None and of is not self._end):
                 return
@@ -301,7 +302,7 @@ class PluginProcess:
             if call is None:
                 return "it sent a result for a call that was not made"
             if "result" in packet and not is_answer(call.kind, packet["result"]):
-                return _one_line(f"{call.what} returned a result of a wrong type")
+                return _one_line(f"{call.what} returned a result of the wrong type")
             # From here on, `switch_off` does not fail this call, so the code below must not raise an exception: the
             # future would never be completed.
             del self._calls[number]

@@ -84,7 +84,7 @@ class PageResponse:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page at /plugins/NAME/PATH."""
+    """A page at /plugins/NAME/pages/PATH."""
 
     path: str
     title: str  # text of the page's link in the settings
@@ -93,7 +93,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SignInRequest:
-    """A request for a plugin to authenticate."""
+    """An HTTP request that a sign-in plugin authenticates."""
 
     address: str  # address of the client
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names

@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def packed(packet: Any, most_bytes: int = MAX_CALL_BYTES) -> bytes:
-    """Serialize a packet. Raises ValueError if it is too large."""
+    """Serialize a packet. Raises ValueError."""
     body = json.dumps(packet, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
     if len(body) > most_bytes:
         raise ValueError("it is too large for a packet")

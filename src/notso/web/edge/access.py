@@ -247,8 +247,8 @@ class KeyRing:
         return session.caller
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
-        # At the limit, end the oldest session of the owner with the most sessions, so that one user who signs in
-        # repeatedly cannot sign out the others.
+        # At the limit, end the oldest session of the owner with the most sessions, so that one user cannot sign
+        # out the others by signing in repeatedly.
         while len(self._sessions) >= self._most_sessions:
             most = max(self._of_owners.values(), key=lambda theirs: len(theirs))
             self._drop(next(iter(most)))
@@ -279,7 +279,7 @@ class KeyRing:
         began, *caller = json.loads(found[64:])
         try:
             known = Caller(*caller)
-        except TypeError:  # written by a release whose Caller has different fields
+        except TypeError:  # written by a release in which Caller has different fields
             return None
         return self._add(digest, _Session(began, self._clock(), 0.0, known))
 

@@ -34,11 +34,11 @@ ONE_ADDRESS_SHARE = 3 / 4
 """Maximum share of the connections that one client address may hold. It is large because all clients have the same
 address if they connect through a proxy or from this machine."""
 BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
-COMING_IN_AT_ONCE = 32  # connections being accepted; few, so that each can send before it is evicted
+COMING_IN_AT_ONCE = 32  # maximum connections being accepted at once; low, so that each can send before it is evicted
 RETRY_SECONDS = 0.002
-"""Pause after accepting failed and half of the silent connections were evicted, in which the other half can send.
-Waiting clients are admitted sooner with a shorter pause: at 10 ms, a client waited 500 ms behind 400 silent ones. At
-2 ms, a client that sends its request after 5 ms is still served."""
+"""Pause after a failure to accept a connection. Each failure evicts half of the silent connections, and during the
+pause, the other half can send. With a shorter pause, waiting clients are admitted sooner: at 10 ms, a client waited 500
+ms behind 400 silent ones. At 2 ms, a client that sends its request after 5 ms is still served."""
 EPISODE_SECONDS = 60.0  # minimum interval between warnings about failures to accept
 
 
@@ -47,11 +47,10 @@ class Caller(Protocol):
 
 
 class Door:
-    """Connection limiter: accepts connections, and limits them in total and per address. Use on the event loop only.
+    """Connection limiter: accepts connections, and limits them in total and per address. Use on the event loop only."""
 
-    At a limit, it evicts the connection that has waited longest for its client to send or to read. Connections that
-    wait for the server are never evicted.
-    """
+    # At a limit, it evicts the connection that has waited longest for its client to send or to read. Connections that
+    # wait for the server are never evicted.
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -159,7 +158,7 @@ def room_for_connections() -> int:
 
 
 def network_of(host: str) -> str:
-    """Return the network whose connections are counted together with those of `host` ('' if invalid)."""
+    """Return the network under which connections of `host` are counted ('' if invalid)."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -177,7 +176,7 @@ client libraries do not pipeline."""
 
 LANE_SECONDS = 1.0  # time after which the next pipelined request starts, even if the previous one is still running
 MAX_UNSENT_BYTES = 64 * 1024
-"""Maximum of response bytes in the kernel that are not sent yet, high enough that clients that read fast never wait."""
+"""Maximum number of unsent response bytes in the kernel. It is so high that clients that read fast never wait."""
 
 READ_BYTES = 64 * 1024
 """Maximum bytes per read, a quarter of asyncio's default. It bounds how much of a request body is buffered before the
@@ -207,7 +206,7 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
 
     def join(self, connection: ClientConnection) -> None:
-        """Queue a connection, whose `answer_next` is called when its turn comes."""
+        """Queue a connection. Its `answer_next` is called when its turn comes."""
         self._waiting.append(connection)
         self._go_on()
 

@@ -82,7 +82,7 @@ FAIR_SECONDS = 2.0
 
 
 def available_bytes() -> int:
-    """Return how many bytes the process can still allocate, given the machine's, cgroup's and process's limits."""
+    """Return the bytes that the process can still allocate within the limits of machine, cgroup and process."""
     return available_memory().available_bytes
 
 
@@ -112,7 +112,7 @@ class Arrival:
         self._gave_way = False
 
     async def gather(self, receive: Receive) -> Message:
-        """Receive the whole body; return it as one message, or the message that the client disconnected.
+        """Receive the whole body; return it as one message, or return the disconnect message.
 
         Raises RequestTooLargeError, RequestTooSlowError or BodyGaveWayError.
         """
@@ -150,11 +150,10 @@ class Arrival:
 
 
 class BodyBudget:
-    """Memory budget for the bodies of all requests. Use on the event loop only.
+    """Memory budget for the bodies of all requests. Use on the event loop only."""
 
-    When it is used up, bodies that take longer than FAIR_SECONDS to arrive are evicted: first those of the holder with
-    the most bytes.
-    """
+    # When it is used up, bodies that take longer than FAIR_SECONDS to arrive are evicted: first those of the holder
+    # with the most bytes.
 
     def __init__(self, most_bytes: int = MOST_BYTES, available: Callable[[], int] = available_bytes) -> None:
         self.free = most_bytes
@@ -252,9 +251,9 @@ RETRY_SECONDS = 5
 class RequestLimits:
     """Rejects oversized headers (431), bodies that are oversized (413), compressed (415) or slow (408), and bodies for
     which the budget has no room (503).
-
-    The bytes received, whatever Content-Length says, count against the budget until the response starts.
     """
+
+    # The bytes received, whatever Content-Length says, count against the budget until the response starts.
 
     def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
         self._app = app
@@ -315,8 +314,8 @@ class RequestLimits:
 class InPieces:
     """Sends large response bodies in pieces and limits their total size.
 
-    Above the limit, it drops the connections whose clients stopped reading first. Clients that keep reading are never
-    dropped.
+    Above the limit, it drops the connections that have been unread for the longest time, but never those that are
+    being read.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -59,7 +59,7 @@ class OwnCounters:
 
 
 class RateLimit:
-    """Limits API POSTs and sign-ins to `per_minute` per address (429 beyond); 0 disables the limit."""
+    """Rejects API POSTs and sign-ins of an address beyond `per_minute` (429); 0 disables the limit."""
 
     def __init__(self, app: ASGIApp, per_minute: int, counters: Counters | None = None) -> None:
         self._app = app

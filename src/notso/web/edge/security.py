@@ -60,7 +60,7 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9_\-, ]{1,2048}")
 class CrossOriginAccess:
     """Answers CORS preflight requests of allowed origins and adds CORS headers to responses.
 
-    Credentials are never allowed, so browsers hide responses to requests with cookies. API keys need no cookies.
+    Credentials are never allowed, so browsers hide responses to requests with cookies.
     """
 
     def __init__(self, app: ASGIApp, rules: Iterable[str] = ()) -> None:
@@ -118,13 +118,13 @@ def _readable_by(origin: str) -> dict[str, str]:
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 COSTLY_READS = frozenset({"/backup", "/export", "/search"})
-"""Paths whose GET requests are so expensive that pages of other sites must not trigger them."""
+"""Paths at which GET requests are so expensive that pages of other sites must not trigger them."""
 
 _HOST = re.compile(r"(\[[0-9a-f]*:[0-9a-f:.]*\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 
 
 class HostGuard:
-    """Rejects (421) requests whose `Host` does not name this server, to prevent DNS rebinding."""
+    """Rejects (421) requests with a `Host` that does not name this server, to prevent DNS rebinding."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Watchdog process that terminates a server whose event loop is unresponsive, so that a supervisor can restart it.
+"""Watchdog process that terminates a server with an unresponsive event loop, so that a supervisor can restart it.
 
 A Python thread cannot do this, because code that holds the GIL (a regular expression, a C library) blocks all threads
 and signal handlers. Therefore, a child process pings the event loop over a pipe every second and counts consecutive

@@ -178,10 +178,8 @@ download as done before its model is loading."""
 
 
 def change_over(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
-    """Return a thread-safe callback that makes the downloaded `file` the default model. Call on the event loop.
-
-    The callback replaces only the demo model, and only if the file can be loaded.
-    """
+    """Return a thread-safe callback that makes the downloaded `file` the default model. Call on the event loop."""
+    # The callback replaces only the demo model, and only if the file can be loaded.
     loop = asyncio.get_running_loop()
 
     async def begin(chosen: Installed) -> None:

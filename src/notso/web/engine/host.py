@@ -34,10 +34,9 @@ OutOfMemoryError if the remaining memory is not enough for the settings that the
 
 @dataclass(eq=False, slots=True)
 class ServedModel:
-    """A model and its loading state.
+    """A model and its loading state."""
 
-    Any thread may read `state`, `info`, `failure` and `engine`. Use everything else on the event loop.
-    """
+    # Any thread may read `state`, `info`, `failure` and `engine`. Use everything else on the event loop.
 
     key: str  # identifies the model in requests
     load: EngineSource
@@ -84,7 +83,7 @@ class ServedModel:
                     engine.adapters.remove(name)
                 else:
                     engine.adapters.add(wanted[name])
-            # The model is useful without the adapter, whose file may have been deleted since.
+            # The model is useful without the adapter. Its file may have been deleted since.
             except NotsoError as error:
                 logger.warning("adapter %s was not loaded again: %s", name, error)
         return engine
@@ -109,7 +108,7 @@ T = TypeVar("T")
 SUBMIT_THREADS = 2  # threads that render chat templates and tokenize prompts
 FOR_EVER = -1.0
 OTHERS_STAY_SECONDS = 300.0
-"""Idle time after which models other than the default model are unloaded, unless configured."""
+"""Idle time after which models other than the default model are unloaded, if none is configured."""
 
 
 class EngineHost:
@@ -478,7 +477,7 @@ class EngineHost:
 
 def _give_back() -> None:
     # An engine in a reference cycle is only freed by the garbage collector, and the C library keeps freed memory until
-    # it is told to return it to the system.
+    # `give_back_freed` returns it to the system.
     gc.collect()
     give_back_freed()
 

@@ -196,7 +196,7 @@ async def chosen_model(host: EngineHost, registry: ModelRegistry | None, name: s
 async def loaded_engine(
     host: EngineHost, registry: ModelRegistry | None, name: str | None
 ) -> tuple[ChatEngine | None, ModelChoice]:
-    """Return the engine of the named model, or None if it is not loaded, and the model."""
+    """Return the named model's engine, or None if it is not loaded, and the resolved name."""
     # For work that does not justify loading a model.
     try:
         choice = await chosen_model(host, registry, name)

@@ -108,7 +108,7 @@ class Inventory:
         return next((each for each in self.installed if each.key == key), None)
 
     def like(self, name: str) -> list[Installed]:
-        """Return the models with this name, or else those whose name or key contains it."""
+        """Return the models with this name, or else those with a name or key that contains it."""
         wanted = name.casefold().strip()
         found = [each for each in self.installed if wanted and wanted in f"{each.key} {each.model.name}".casefold()]
         return [each for each in found if each.model.name.casefold() == wanted] or found

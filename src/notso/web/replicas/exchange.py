@@ -20,7 +20,7 @@ is called again with all changes."""
 
 
 class GrowingLog(Protocol):
-    """Log whose changes have increasing numbers. One replica writes it, others keep copies."""
+    """Log of changes with increasing numbers. One replica writes it, others keep copies."""
 
     at_change: Callable[[], None] | None
 

@@ -413,7 +413,7 @@ class ValkeyCounters:
             except (ValkeyError, OSError, TimeoutError) as error:
                 if not self._away:
                     logger.warning(
-                        "requests are counted per replica: %s",
+                        "Valkey is unreachable; requests are counted per replica: %s",
                         error or type(error).__name__,
                     )
                 self._away, self._away_until = True, self._clock() + COUNTER_RETRY_SECONDS

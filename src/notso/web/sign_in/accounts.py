@@ -42,11 +42,10 @@ _log = logging.getLogger("notso.web.access")
 
 
 class Accounts:
-    """Accounts for usage and enforces quotas.
+    """Accounts for usage and enforces quotas."""
 
-    Usage is written every few seconds. Before a request of an owner with a quota starts, the most tokens it can use are
-    reserved in the store, so that several servers together cannot exceed the quota.
-    """
+    # Usage is written every few seconds. Before a request of an owner with a quota starts, the most tokens it can use
+    # are reserved in the store, so that several servers together cannot exceed the quota.
 
     # counters: count requests per key, for all servers together if Valkey is configured. clock: seconds since 1970.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:

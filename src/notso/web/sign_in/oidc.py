@@ -37,10 +37,10 @@ MAX_ENDED = 10_000
 KEYS_SECONDS = 3600.0
 """Age at which the provider's public keys are fetched again."""
 KEYS_AGAIN_SECONDS = 10.0
-"""Age at which they are fetched again if they do not verify a token, because the provider may have new keys."""
+"""Age at which the keys are fetched again if they do not verify a token, because the provider may have new ones."""
 LEEWAY_SECONDS = 60
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Accepted signatures: only asymmetric ones, not `none` or those with a shared secret."""
+"""Accepted signature algorithms: only asymmetric ones, neither `none` nor those with a shared secret."""
 MAX_NAME_CHARACTERS = 128
 CALLBACK = "/login/oidc/callback"
 
@@ -88,7 +88,7 @@ class OidcProvider:
         """Complete a sign-in and return the caller. Raises SignInError."""
         began, _, proof = state.partition(".")
         if not browser or not secrets.compare_digest(proof.encode(), self._made("state", browser, began).encode()):
-            raise SignInError("this sign-in was not started here")
+            raise SignInError("this sign-in was not started in this browser")
         if state in self._ended or time.monotonic() - float(began) > FLOW_SECONDS:
             raise SignInError("this sign-in took too long or has already ended")
         self._ended[state] = None

@@ -134,7 +134,7 @@ def plugin_with_role(plugins: Plugins, name: str, setting: str) -> PluginProcess
     """Return a plugin by name. Raises SettingsError if it is not enabled."""
     process = plugins.find(name)
     if process is None:
-        message = f"the plugin {name} has a role but is not enabled: add --plugin {name}"
+        message = f"the plugin {name} is used for sign-in but not enabled: add --plugin {name}"
         raise SettingsError(message, setting=setting)
     return process
 

@@ -126,7 +126,7 @@ MAX_NAME_CHARACTERS = 64
 
 
 def spelt(zone: str, now: datetime) -> str:
-    """Describe an aware datetime in a time zone ('': the local one). Raises ToolError for an unknown zone."""
+    """Format an aware datetime in a time zone ('': the local one). Raises ToolError for an unknown zone."""
     name = zone_named(zone) if zone.strip() else ""
     local = now.astimezone(ZoneInfo(name)) if name else now.astimezone()
     offset = local.strftime("%z")

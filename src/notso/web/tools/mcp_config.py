@@ -208,7 +208,7 @@ def _servers_in(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[L
     if not used and others:
         raise _error(f'{path.name} has no servers: the key "mcpServers" is missing; its keys are: {_listed(others)}')
     if not found:
-        notes.append(LeftOut(path.name, "it names no servers"))
+        notes.append(LeftOut(path.name, "it contains no servers"))
     if others:
         notes.append(LeftOut(path.name, f"ignored: {_listed(others)}"))
     return found, notes

@@ -133,7 +133,7 @@ class EngineLink:
 
     @property
     def _not_understood(self) -> Sentence:
-        said = f"{self.name} sent an invalid message: use the same release for both"
+        said = f"{self.name} sent an invalid message: use the same release on both servers"
         return Sentence(said, "remote_release", name=self.name)
 
     @property
@@ -171,7 +171,7 @@ class EngineLink:
         self._end_all("the engine was closed")
 
     def _wants(self, number: int) -> None:
-        # The generation calls this when a caller requests its end or its answer. It must not block the caller's thread.
+        # The generation calls this in the thread that calls its `stop` or `answer_now`, which must not be blocked.
         entry = self._open.get(number)
         if entry is not None:
             if entry.generation.stop_requested:
@@ -283,7 +283,7 @@ class EngineLink:
             return
         why = {
             401: "requires a different key: NOTSO_ENGINE_KEY must be the same on both servers",
-            404: "has no engine API: start it with --engine-api, and use the same release for both",
+            404: "has no engine API: start it with --engine-api, and use the same release on both servers",
             421: f"does not allow this host name: start it with --allow-host {self._parts.hostname}",
         }.get(response.status, f"answers with HTTP {response.status}")
         raise (RefusedError if response.status in (401, 404, 421) else EngineError)(f"{self.name} {why}")

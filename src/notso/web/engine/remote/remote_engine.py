@@ -93,10 +93,9 @@ class RemoteAdapters:
 
 
 class RemoteEngine:
-    """ChatEngine that uses an EngineLink. Raises EngineError if the engine is unreachable.
+    """ChatEngine that uses an EngineLink. Raises EngineError if the engine is unreachable."""
 
-    While answers are generated, `stats` is at most a second old.
-    """
+    # While answers are generated, `stats` is at most a second old.
 
     def __init__(self, link: EngineLink, info: ModelInfo) -> None:
         self._link = link
