@@ -42,7 +42,7 @@ _log = logging.getLogger("notso.web.access")
 
 
 class Accounts:
-    """Accounts for usage and enforces quotas."""
+    """Records usage and enforces quotas."""
 
     # Usage is written every few seconds. Before a request of an owner with a quota starts, the most tokens it can use
     # are reserved in the store, so that several servers together cannot exceed the quota.
