@@ -1,3 +1,3 @@
-"""Replicas of the server on several machines, run by Ray Serve (an optional extra)."""
+"""Replicas of the server on several machines, run by Ray Serve, and batches on several machines, run by Ray Data."""
 
-# Only `batch_pool`, `control` and `replica` import Ray.
+# Ray is an optional dependency. Only `batch_pool`, `control` and `replica` import it.

@@ -1,4 +1,4 @@
-"""Batch inference with engines on several machines, using Ray Data, which redistributes the work of lost workers."""
+"""Batch inference with engines on several machines, using Ray Data, which repeats the work of lost engines."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def answers(
     requests: Sequence[str], member: Callable[..., Any], options: Mapping[str, Any], *, engines: int | None, share: int
 ) -> Iterator[str]:
     """Yield answers in order of completion."""
-    # member: a class, of which one object per engine is constructed with `options`; calling it maps {"request": [...]}
-    # to {"answer": [...]}. engines: number of engines (None: one per machine). share: number of requests per call.
+    # member: class of objects that each hold an engine. An object is constructed with `options`, and called with
+    # {"request": [...]} to return {"answer": [...]}.
+    # engines: number of engines; None: one per machine. share: number of requests per call.
     machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-    machines = [cpus for cpus in machines if cpus >= 1]  # a head node may have no CPUs
+    machines = [cpus for cpus in machines if cpus >= 1]  # Ray's head node may have no CPUs for work
     count = max(1, min(engines or len(machines), math.ceil(len(requests) / share)))
     a_machine = math.ceil(count / max(1, len(machines)))
     logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -33,7 +34,7 @@ def answers(
     told = data.map_batches(
         member,
         fn_constructor_kwargs=dict(options),
-        batch_size=None,  # each call gets a whole block of requests
+        batch_size=None,  # one call per block, that is, per `share` requests
         compute=ray.data.ActorPoolStrategy(size=count),
         num_cpus=max(1, int(min(machines, default=1)) // a_machine),
         scheduling_strategy="SPREAD",

@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 
 from notso.cluster.plan import APPLICATION, ClusterError
 
-# Size of Ray's object store. Little data passes through it, and Ray's default would be a third of the memory.
+# Size of Ray's object store. It holds little data here, and by default, Ray would use a third of the memory for it.
 OBJECT_STORE_BYTES = 100 * 2**20
 LOOK_SECONDS = 0.5
 
@@ -35,7 +35,7 @@ def connected(address: str | None, cpus: int) -> Iterator[None]:
         if address is not None:
             ray.init(address=address, **quiet)
         else:
-            os.umask(0o077)  # Ray writes its token with default permissions
+            os.umask(0o077)  # Ray creates the file with its authentication token with the default permissions
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -56,8 +56,8 @@ def where() -> str:
 
 
 def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
-    """Deploy and wait until replicas are ready; return False if `until` returns True before. Raises ClusterError."""
-    # If the configuration has changed in a way that requires it, Serve replaces running replicas one by one.
+    """Deploy and wait until the replicas are ready; return False if `until()` is true before. Raises ClusterError."""
+    # Serve keeps running replicas, or replaces them one by one if the configuration requires it.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "serve.yaml"  # JSON is a subset of YAML
         file.write_text(json.dumps(config))
@@ -101,7 +101,7 @@ def end() -> None:
 
 
 def _reason(said: str) -> str:
-    # Returns the last error in Serve's output, or its last line.
+    # Return the last error in Serve's output, or the last line if there is none.
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
     return (errors or lines or ["no reason given"])[-1].rpartition("Error: ")[2]

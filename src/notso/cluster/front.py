@@ -1,7 +1,11 @@
-"""ASGI layer between Ray Serve and the application of a replica.
+"""ASGI layer between Ray Serve and the application of a replica, and ASGI layer of Serve's proxy.
 
-It delays startup until the model is loaded, sets the cookie by which later requests reach the same replica, and ends
-endless streams, because a stopping replica would otherwise wait for them.
+In a replica, `Front` delays startup until the model is loaded, and sets the cookie by which a browser's later requests
+reach the same replica. It also limits the duration of the page's event stream, because a stopping replica waits until
+its running requests have ended.
+
+In the proxy, `Affinity` computes the session id by which Serve sends requests of one client to the same replica, which
+has the client's conversations in its cache.
 """
 
 from __future__ import annotations
@@ -21,14 +25,14 @@ from notso.web.edge.errors import is_api_path
 
 logger = logging.getLogger("notso.cluster")
 
-ENDLESS = "/feed"  # path of the stream that every page keeps open
-# Duration after which that stream is ended. The page then reconnects with its last event number, to another replica if
+ENDLESS = "/feed"  # path of the event stream that every page keeps open
+# Maximum duration of this stream. The page then reconnects and continues after the last event, at another replica if
 # this one is stopping.
 FEED_SECONDS = 20.0
 
 
 class Front:
-    """ASGI layer. `ready` returns once requests can be answered, and `leave` once running requests have ended."""
+    """ASGI layer of a replica. Startup waits for `ready`, and shutdown for `leave`."""
 
     def __init__(
         self,
@@ -49,7 +53,7 @@ class Front:
             return
         if not self._warned and all(name != SESSION for name, _ in scope["headers"]):
             self._warned = True
-            logger.warning("requests have no session id; start Ray with %s", ", ".join(ENVIRONMENT))
+            logger.warning("requests have no session id; start Ray with the variables %s", ", ".join(ENVIRONMENT))
         if scope["path"] == ENDLESS:
             await self._for_a_while(scope, receive, send)
         elif not is_api_path(scope["path"]):
@@ -85,7 +89,7 @@ class Front:
             async with limit:
                 await self._app(scope, receive, note_end)
         except TimeoutError:
-            if not (limit.expired() and started):  # the application's own error
+            if not (limit.expired() and started):  # the application raised it, not `limit`
                 raise
             if not ended:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -112,7 +116,7 @@ _COOKIE = re.compile(rb"(?:^|;\s*)notso_replica=([0-9a-f]{16})(?:;|$)")
 
 
 def affinity_key(path: str, headers: Iterable[Header], address: str) -> str:
-    """Return a hash that is equal for requests of one client, from ASGI headers."""
+    """Return a hash that is equal for all requests of a client. `headers`: as in ASGI."""
     found = dict(headers)
     if is_api_path(path):
         named = found.get(b"x-conversation-id") or found.get(b"authorization") or found.get(b"x-api-key")
@@ -133,6 +137,8 @@ def new_cookie() -> bytes:
 
 
 class Affinity:
+    # ASGI layer of Serve's proxy that adds a session id to requests without one.
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 

@@ -11,11 +11,12 @@ from notso.web.values.errors import SettingsError
 
 APPLICATION, DEPLOYMENT = "notso", "replica"
 NOTHING_BETWEEN = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
-# Seconds that a stopping replica has to finish running answers and page streams.
+# Time in seconds in which a stopping replica must finish running answers and the pages' event streams.
 GRACE_SECONDS = 120.0
-# Maximum number of requests per replica, including page streams; the server itself limits waiting questions.
+# Maximum number of open requests per replica, including the pages' event streams. It is high, because the server itself
+# limits the requests that wait for the engine.
 OPEN_REQUESTS = 1000
-# Environment variables that Ray must be started with on each machine.
+# Environment variables with which Ray must be started on each machine.
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "notso.cluster.front:proxy_layers",
@@ -28,14 +29,14 @@ class ClusterPlan:
     """Number, placement and settings of replicas. Raises SettingsError."""
 
     replicas: int = 1
-    max_replicas: int = 0  # if larger than `replicas`, the number of replicas follows the load
-    per_machine: int = 1  # maximum replicas per machine
-    cpus: float = 1.0  # reserved by Ray for each replica, but not enforced
-    requests_per_replica: float = 16.0  # target of autoscaling
+    max_replicas: int = 0  # if larger than `replicas`, the number of replicas depends on the load
+    per_machine: int = 1  # maximum number of replicas per machine
+    cpus: float = 1.0  # CPUs that Ray reserves for each replica; a replica can use more
+    requests_per_replica: float = 16.0  # number of requests per replica at which autoscaling aims
     host: str = "127.0.0.1"
     port: int = 3000
     every_machine: bool = True
-    release: str = ""  # any text; a change replaces replicas one by one
+    release: str = ""  # any text; changing it replaces the replicas one by one, for example after an update
     engine: Mapping[str, Any] = field(default_factory=dict)  # fields of EngineConfig
     settings: Mapping[str, Any] = field(default_factory=dict)  # fields of Settings, without secrets
 
@@ -55,7 +56,7 @@ REPLICA_SETTINGS = frozenset({"data_dir", "api_key_file", "allowed_hosts", "trus
 
 
 def check_settings(names: Iterable[str]) -> None:
-    """Raise SettingsError for a setting that replicas do not read."""
+    """Raise SettingsError for names of settings that replicas do not support."""
     for name in names:
         if name not in REPLICA_SETTINGS:
             raise SettingsError(f"replicas have no setting {name!r}", setting=name)
@@ -84,7 +85,7 @@ def serve_config(plan: ClusterPlan) -> dict[str, Any]:
             "initial_replicas": plan.replicas,
             "max_replicas": plan.max_replicas,
             "upscale_delay_s": 30.0,
-            "downscale_delay_s": 1800.0,  # a removed replica loses its cache
+            "downscale_delay_s": 1800.0,  # long, because removing a replica loses its prompt cache
             "policy": {
                 "policy_function": "notso.cluster.replica:ByQueue",
                 "policy_kwargs": {"requests_per_replica": plan.requests_per_replica},
@@ -117,7 +118,7 @@ class ClusterError(NotsoError):
     """Ray is not installed, is unreachable, or failed."""
 
 
-# Metric that replicas report: number of requests that run or wait.
+# Name of the metric that replicas report to autoscaling: the number of running and waiting engine requests.
 METRIC = "requests"
 
 
@@ -127,19 +128,20 @@ class Context(Protocol):
 
 
 class ByQueue:
-    # Autoscaling policy that follows the number of requests. Open pages are not counted: they do not use the engine.
+    # Autoscaling policy based on the number of engine requests. Serve's own policy would also count open pages, which
+    # do not use the engine.
     def __init__(self, requests_per_replica: float) -> None:
         self._each = requests_per_replica
 
     def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
         reported = (context.aggregated_metrics or {}).get(METRIC) or {}
-        if not reported:  # nothing reported yet
+        if not reported:  # no replica has reported yet, so keep the number of replicas
             return context.target_num_replicas, {}
         return max(1.0, sum(reported.values()) / self._each), {}
 
 
-# The engine counts as stuck after this many seconds without a completed step. On a slow machine, the longest step takes
-# half a minute.
+# Seconds without a completed step after which a busy engine is considered stuck. On a slow machine, the longest step
+# takes half a minute.
 STILL_SECONDS = 120.0
 
 
@@ -150,7 +152,7 @@ class Heartbeat:
         self._steps, self._moved = -1, 0.0
 
     def beat(self, stats: EngineStats, now: float) -> None:
-        """Record progress at `now` seconds. Raises EngineError if the engine is stuck."""
+        """Record the engine's progress at time `now`. Raises EngineError if it is stuck."""
         if stats.steps_total != self._steps or not stats.running + stats.waiting:
             self._steps, self._moved = stats.steps_total, now
         elif now - self._moved > STILL_SECONDS:

@@ -1,4 +1,4 @@
-"""A replica: the application and an engine in one process."""
+"""Ray Serve deployment of a replica: the web application and an engine in one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from notso.web.values.settings import Settings
 
 @serve.ingress()
 class Replica:
-    """Ray Serve deployment; `chosen` is the argument of `build`."""
+    """Replica of the server. `chosen`: the argument of `build`."""
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
         keep_memory_private()
@@ -40,7 +40,7 @@ class Replica:
         return Front(app, ready=self._ready, leave=self._leave)
 
     async def check_health(self) -> None:
-        """Raise EngineError if requests cannot be answered."""
+        """Raise EngineError if the engine cannot answer requests."""
         host = self._parts.shared.engine
         if host.state == "failed":
             raise EngineError(host.failure)
@@ -70,7 +70,7 @@ class Replica:
 
 
 def build(chosen: dict[str, Any]) -> Any:
-    """Return the Serve application for the `args` in the result of plan.serve_config."""
+    """Return the Serve application. `chosen`: `args` in the result of plan.serve_config."""
     return serve.deployment(name=DEPLOYMENT)(Replica).bind(chosen)
 
 
@@ -78,7 +78,7 @@ def _settings(chosen: Mapping[str, Any]) -> Settings:
     asked = chosen["settings"]
     check_settings(asked.keys() - {"host", "port"})
     directory = Path(asked["data_dir"]) if asked.get("data_dir") else Settings().directory
-    if chosen["per_machine"] > 1:  # a separate folder for each replica
+    if chosen["per_machine"] > 1:  # replicas on one machine must not share a data directory
         directory = directory / f"replica-{serve.get_replica_context().rank.local_rank}"
     key_file = asked.get("api_key_file")
     settings = Settings(

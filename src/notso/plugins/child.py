@@ -1,7 +1,8 @@
-"""A plugin's process: loads the plugin, sends its offer (the names of what it provides) and runs calls concurrently.
+"""Program of a plugin's process: loads the plugin, sends its offer (a description of what it provides) and runs calls
+concurrently.
 
-It is started as `python -m notso.plugins.child NAME SOCKET MEMORY`; SOCKET and MEMORY are the numbers of inherited
-file descriptors. Output of the plugin goes to the server's log. The process ends when the server does.
+The server starts it as `python -m notso.plugins.child NAME SOCKET MEMORY`, where SOCKET and MEMORY are the numbers of
+inherited file descriptors. The server logs the plugin's output. The process exits when the server closes the socket.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Child:
         self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
         self._rows = {each.name: each for each in plugin.logits_processors}
         if self._rows:
-            import numpy  # noqa: F401  # imported now, because calls of a logits processor have a short deadline
+            import numpy  # noqa: F401  # imported before the first call, because it may take longer than the call's timeout
         self._kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
             "tool": self._tool,
             "logits": self._logits,
@@ -92,7 +93,7 @@ class Child:
 
 
 def _plain(schema: Any) -> Any:
-    return dict(schema) if isinstance(schema, Mapping) else schema  # the server reports schemas that are not objects
+    return dict(schema) if isinstance(schema, Mapping) else schema  # the server rejects schemas that are not objects
 
 
 def offer_of(plugin: Plugin) -> dict[str, Any]:
@@ -125,4 +126,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
     finally:
-        os._exit(0)  # also ends the plugin's threads
+        os._exit(0)  # a normal exit would wait for the plugin's threads

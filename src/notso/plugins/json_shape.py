@@ -1,13 +1,14 @@
-"""Limits on nesting and size of JSON, counted in the bytes before parsing.
+"""Limits on the nesting and number of values of JSON, which are checked before parsing.
 
-Parsed, an empty object takes thirty times its size in JSON; a validation error for it takes a thousand times.
+Parsing untrusted JSON first would not be safe: an empty object takes thirty times as much memory as its JSON, and a
+validation error about it a thousand times as much.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Bytes counted at a time, so that counting stops early if a limit is exceeded, and other threads can run in between.
+# Bytes examined at a time, so that the check ends early if a limit is exceeded, and other threads can run in between.
 WINDOW_BYTES = 64 * 1024
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -31,9 +32,10 @@ def check_shape(body: bytes, limits: JsonLimits) -> None:
     while at < len(body):
         window = body[at : at + WINDOW_BYTES]
         if (len(window) - len(window.rstrip(b"\\"))) % 2:
-            window = body[at : at + WINDOW_BYTES + 1]  # do not split an escape
+            window = body[at : at + WINDOW_BYTES + 1]  # the window ended between a backslash and the escaped character
         at += len(window)
-        # Without escapes, every quotation mark begins or ends a string.
+        # Without escaped characters, every quotation mark begins or ends a string, so every other part is outside of
+        # strings.
         parts = window.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         scaffold = b"".join(parts[is_text::2])
         is_text ^= len(parts) % 2 == 0
@@ -42,11 +44,11 @@ def check_shape(body: bytes, limits: JsonLimits) -> None:
         values += scaffold.count(b",") + scaffold.count(b"{") + scaffold.count(b"[")
         if objects > limits.objects:
             raise JsonShapeError(f"more than {limits.objects:,} objects")
-        if max(values, strings // 2) > limits.values:  # at most half of the strings are keys
+        if max(values, strings // 2) > limits.values:  # at most half of the strings are keys, and the others are values
             raise JsonShapeError(f"more than {limits.values:,} values")
         for bracket in scaffold.translate(None, _NO_BRACKETS):
             depth += 1 if bracket in b"[{" else -1
             if depth > limits.depth:
                 raise JsonShapeError(f"nested deeper than {limits.depth} levels")
             if depth < 0:
-                return  # unbalanced, so the parser will stop here
+                return  # a bracket too many, at which the parser will stop

@@ -1,4 +1,4 @@
-"""Listing and loading of installed plugins. No other module imports code whose name another package provides."""
+"""Listing and loading of installed plugins. Only this module imports code whose name comes from package metadata."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from notso.plugins.values import Plugin
 
 GROUP = "notso.plugins"
-"""Entry point group. A plugin's pyproject.toml has the entry `NAME = "module:PLUGIN"` in it."""
+"""Entry point group in which the pyproject.toml of a plugin has the entry `NAME = "module:PLUGIN"`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ def installed() -> list[Installed]:
 
 
 def load(name: str) -> Plugin:
-    """Import a plugin; call only in its own process. Raises LookupError, TypeError, and any error of the plugin."""
+    """Import a plugin. Call only in the plugin's process. Raises LookupError, TypeError, or any error of the plugin."""
     point: EntryPoint | None = next(iter(entry_points(group=GROUP, name=name)), None)
     if point is None:
         raise LookupError(f"no plugin {name} is installed")

@@ -1,4 +1,4 @@
-"""Creation of a new plugin from a template: a project with an example of each feature and a passing test."""
+"""Creation of a new plugin from a template, which has an example of each feature and a passing test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _unusable(name: str, module: str) -> str | None:
         return "it is a Python keyword"
     if name in {each.name for each in installed()}:
         return "a plugin of that name is already installed"
-    # As in package names, dashes and underscores are equivalent.
+    # The module's name has underscores in place of the plugin's dashes.
     if (
         module in sys.stdlib_module_names
         or module in _TAKEN
@@ -50,5 +50,5 @@ def _unusable(name: str, module: str) -> str | None:
     return None
 
 
-# Names that the template's test or notso imports, even if they are not installed.
+# Module names that the new project or its tests need, even if no such module is installed.
 _TAKEN = frozenset({"notso", "pytest", "test_plugin", "setup", "conftest"})

@@ -20,20 +20,20 @@ Offer = dict[str, Any]
 
 
 def checked_offer(given: Any) -> tuple[Offer, list[str]]:
-    """Return the offer's valid entries, and a message about each invalid one. Raises ValueError."""
+    """Return an offer with only its valid entries, and a message about each other entry. Raises ValueError."""
     if not isinstance(given, dict):
-        raise ValueError("no offer")
+        raise ValueError("not an offer")
     offer: Offer = {"signs_in": given.get("signs_in") is True}
     left_out = []
     for kind, checks in _KINDS.items():
         rows = given.get(kind, [])
         if not isinstance(rows, list):
-            raise ValueError("no offer")
+            raise ValueError("not an offer")
         offer[kind] = []
         for number, row in enumerate(rows, start=1):
-            problem = _problem(row, checks) if len(offer[kind]) < MAX_GIVEN else f"more than {MAX_GIVEN} of a kind"
+            problem = _problem(row, checks) if len(offer[kind]) < MAX_GIVEN else f"more than {MAX_GIVEN} of this kind"
             if problem:
-                # An invalid entry does not disable the others.
+                # Skip only this entry, so that the plugin's other features can be used.
                 left_out.append(f"{_WORDS[kind]} {number} was left out: {problem}")
             else:
                 offer[kind].append(row)
@@ -68,9 +68,9 @@ def _schema(given: Any) -> str:
     if given.get("type", "object") != "object":
         return "must be the schema of an object"
     if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in properties.values()):
-        return "must have schemas as properties"
+        return "must have a schema for each of its properties"
     if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
-        return "must have names in required"
+        return "must have a list of names in `required`"
     too_long = len(json.dumps(given)) > MAX_SCHEMA_CHARACTERS
     return f"has more than {MAX_SCHEMA_CHARACTERS:,} characters" if too_long else ""
 

@@ -1,7 +1,8 @@
-"""Server side of a plugin's process: calls have deadlines, and the process is killed when it misses one.
+"""Server side of a plugin's process: calls have deadlines, and the process is killed if it misses one.
 
-Plugins run in processes because a thread in an endless loop cannot be stopped. The cost is the start of a process, and
-a round trip for each call (figures in docs/plugins.md). No thread of the server waits beyond a call's deadline.
+Plugins run in processes, because a thread in an endless loop cannot be stopped. This costs the start of a process, and
+a round trip for each call (see docs/plugins.md for measurements). No thread of the server waits longer than a call's
+deadline.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ RowFunction = Callable[[memoryview, memoryview], bytes]
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 State = Literal["starting", "on", "off"]
 
-START_SECONDS = 60.0  # limit for importing the plugin's libraries
-SEND_SECONDS = 2.0  # limit until the process has received a call; only a process that hangs takes longer
-ROW_SECONDS = 2.0  # limit for processing a row (the logits of one token), during which all answers wait
-# Even faster rows delay all answers. A plugin may spend this share of the time on them, plus the allowance.
+START_SECONDS = 60.0  # timeout of loading a plugin, which imports its libraries
+SEND_SECONDS = 2.0  # timeout of sending a call, which only a process that hangs exceeds
+ROW_SECONDS = 2.0  # timeout of processing a row (the logits of one token); all answers wait meanwhile
+# Rows within the timeout delay all answers, too. Therefore, a plugin may spend at most this share of the time on rows,
+# plus the allowance once.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
-# A plugin that prints more bytes than this is disabled; only so many of its lines are logged.
+# A plugin that prints more bytes is disabled. Of its lines, only this number is logged.
 MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20
 SERVER_ENDS = "the server is stopping"
 _log = logging.getLogger("notso.plugins")
@@ -55,13 +57,13 @@ class _Call:
 
 
 class PluginProcess:
-    """An enabled plugin. Thread-safe; no method blocks beyond its deadline."""
+    """Process of an enabled plugin. Thread-safe. No method blocks for longer than its timeout."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.state: State = "off"
         self.failure = ""
-        """Reason why the plugin is off."""
+        """Reason why the plugin is disabled."""
         self.printed_lines = 0
         self.offer: Mapping[str, Any] = {}
         self.left_out: list[str] = []
@@ -84,13 +86,13 @@ class PluginProcess:
             self.ready.clear()
             try:
                 self._launch()
-            except (OSError, RuntimeError) as error:  # a limit on descriptors, processes or threads was reached
+            except (OSError, RuntimeError) as error:  # for example, no more descriptors, processes or threads
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self.state, self.failure = "off", f"it could not be started: {reason}"
                 self.ready.set()
 
     def _launch(self) -> None:
-        # Raises OSError or RuntimeError, after closing everything that was opened.
+        # Raises OSError or RuntimeError. Everything that was opened before the error is closed.
         with contextlib.ExitStack() as only_here, contextlib.ExitStack() as on_failure:
             end, theirs = socket.socketpair()
             on_failure.callback(end.close)
@@ -118,9 +120,9 @@ class PluginProcess:
             on_failure.pop_all()
 
     def ask(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
-        """Start a call; the future raises PluginRefusalError or PluginError.
+        """Start a call. Its future raises PluginRefusalError or PluginError.
 
-        If it takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is off or busy.
+        If the call takes more than `seconds`, the plugin is disabled. Raises PluginError if the plugin is off or busy.
         """
         try:
             number = next(self._numbers)
@@ -156,8 +158,8 @@ class PluginProcess:
             raise PluginError(f"the plugin {self.name} was disabled: {self.failure}", plugin=self.name) from None
 
     def change_row(self, name: str, tokens: memoryview, logits: memoryview) -> bytes:
-        """Return logits, float32 (V,), as a logits processor changes them. Raises PluginError."""
-        # tokens, int32 (L,), are those of prompt and answer so far; V is the size of the vocabulary.
+        """Call a logits processor; return the bytes of the changed logits, float32 (V,). Raises PluginError."""
+        # tokens, int32 (L,): prompt and answer so far. logits, float32 (V,), where V is the size of the vocabulary.
         if logits.nbytes > wire.ROW_BYTES or tokens.nbytes > wire.SHARED_BYTES - wire.ROW_BYTES:
             raise PluginError(f"the plugin {self.name} cannot process this many tokens", plugin=self.name)
         what = f"logits processor {name}"
@@ -183,19 +185,21 @@ class PluginProcess:
             self.switch_off(f"{what} delays all responses")
 
     def switch_off(self, why: str, of: socket.socket | None = None) -> None:
-        """Kill the plugin's processes and fail its calls; if `of` is given, only if it is still the plugin's socket."""
+        """Disable the plugin: kill its processes and fail its calls. Do nothing if `of` is an earlier process's
+        socket."""
+        # Otherwise, a thread that notices a fault of an earlier process would kill the new one.
         with self._lock:
             if self.state == "off" or (of is not None and of is not self._end):
                 return
             self.state, self.failure = "off", why
             calls, process, end = list(self._calls.values()), self._process, self._end
             self._calls.clear()
-            self.ready.set()  # while holding the lock, because the next start clears it
+            self.ready.set()  # under the lock, so that it cannot undo the `clear` of the next start
         if why != SERVER_ENDS:
             _log.warning("the plugin %s was disabled: %s", self.name, why)
         if process is not None:
             with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)  # a session leader cannot leave its group
+                os.killpg(process.pid, signal.SIGKILL)  # it leads its session, so it cannot have left its group
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         for call in calls:
@@ -276,9 +280,9 @@ class PluginProcess:
         return ""
 
     def _take(self, packet: Any) -> str:
+        # Handle a packet. Return the reason if the plugin must be disabled because of it, otherwise ''.
         if not isinstance(packet, dict):
-            raise ValueError("no packet")
-        # Returns the reason why the plugin must be disabled, or '' if it need not be.
+            raise ValueError("not a packet")
         if "unloadable" in packet:
             return _one_line(f"it cannot be loaded: {packet['unloadable']}")
         if "offer" in packet:
@@ -298,8 +302,9 @@ class PluginProcess:
             if call is None:
                 return "it sent a result for a call that was not made"
             if "result" in packet and not is_answer(call.kind, packet["result"]):
-                return _one_line(f"{call.what} returned a result of a wrong type")
-            # Once the call is deleted here, `switch_off` cannot fail it, so no code below may raise.
+                return _one_line(f"{call.what} returned a result of the wrong type")
+            # From here on, `switch_off` does not fail this call, so the code below must not raise an exception: the
+            # future would never be completed.
             del self._calls[number]
         if not call.future.set_running_or_notify_cancel():
             return _failure_of(packet, call)
@@ -332,7 +337,7 @@ class _Printed:
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
-    with process:  # closes its output and waits for its end
+    with process:  # at its end, the context closes the output and waits for the process
         process.kill()
 
 
@@ -381,7 +386,7 @@ class Plugins:
         return next((process for process in self.processes if process.name == name), None)
 
     def given(self, kind: str) -> Iterator[tuple[PluginProcess, dict[str, Any]]]:
-        """Yield the entries of a kind with their plugins; of several entries with one name, only the first."""
+        """Yield the entries of a kind with their plugins. Of entries with the same name, only the first counts."""
         seen = set()
         for process in self.processes:
             for row in process.offer.get(kind, []) if process.state == "on" else []:

@@ -1,4 +1,7 @@
-"""Types of the plugin API. Their functions run in the plugin's own process."""
+"""Types of the plugin API. Functions in them are called in the plugin's own process.
+
+A function may raise Refused. Any other exception disables the plugin.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,8 @@ if TYPE_CHECKING:
     Rows = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 
 
-# A function that raises any other exception disables the plugin.
 class Refused(Exception):
-    """Raise it to refuse a request with a message for the user."""
+    """Raise to refuse a request, with a message for the user or the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,9 @@ class LogitsProcessor:
 
     name: str
     does: str
-    # Called with the tokens of prompt and answer, int32 (L,), and logits, float32 (V,), which it may modify; returns
-    # logits, float32 (V,), each finite or -inf. The result must depend only on the arguments, so that a seed reproduces
-    # an answer.
+    # Takes the tokens of prompt and answer, int32 (L,), and logits, float32 (V,), which it may modify. Returns logits,
+    # float32 (V,), each finite or -inf. The result must depend only on the arguments, because otherwise a seed does not
+    # reproduce an answer.
     process: Rows
 
 
@@ -73,7 +75,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True)
 class PageResponse:
-    """A response of at most 1 MiB; it cannot use scripts or other hosts."""
+    """A response of at most 1 MiB. Its page cannot use scripts or other hosts."""
 
     body: str
     media_type: str = "text/html"
@@ -82,7 +84,7 @@ class PageResponse:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page at /plugins/NAME/PATH."""
+    """A page at /plugins/NAME/pages/PATH."""
 
     path: str
     title: str  # text of the page's link in the settings
@@ -91,7 +93,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SignInRequest:
-    """A request for a plugin to authenticate."""
+    """An HTTP request that a sign-in plugin authenticates."""
 
     address: str  # address of the client
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names

@@ -12,9 +12,9 @@ from typing import Any
 from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.system.files import anonymous_file
 
-MAX_CALL_BYTES = 64 * 1024 * 1024  # a tool call with all attachments of a chat
-MAX_ANSWER_BYTES = 8 * 1024 * 1024  # the largest page, with every character escaped
-ANSWER_LIMITS = JsonLimits(depth=64, objects=20_000, values=50_000)  # for offers; results are smaller
+MAX_CALL_BYTES = 64 * 1024 * 1024  # enough for a tool call with all attachments of a chat
+MAX_ANSWER_BYTES = 8 * 1024 * 1024  # enough for the largest page, with every character escaped
+ANSWER_LIMITS = JsonLimits(depth=64, objects=20_000, values=50_000)  # enough for an offer; results are smaller
 MAX_VOCAB = 262_144
 MAX_TOKENS = 262_144
 ROW_BYTES = 4 * MAX_VOCAB
@@ -59,7 +59,7 @@ class Unpacker:
 
 
 def receive(end: socket.socket, unpacker: Unpacker) -> list[Any] | None:
-    """Receive packets; None if the peer has closed the connection."""
+    """Wait for packets; return None if the peer has closed the connection."""
     data = end.recv(1 << 16)
     return unpacker.feed(data) if data else None
 

@@ -1,8 +1,8 @@
 """Access control. Every route declares its audience with a mark: a dependency such as PUBLIC or GUARDED.
 
-Without an API key or another sign-in method, the server listens on loopback only, and guarded routes accept any request
-that passed the checks of `Host` and origin. Otherwise a client sends a key as a bearer token or as `x-api-key`. A
-browser exchanges the key once for a random cookie, or signs in by another method.
+If neither an API key nor another sign-in method is configured, the server listens on loopback only, and guarded routes
+accept every request that passed the `Host` and origin checks. Otherwise, API clients send a key as a bearer token or in
+`x-api-key`. Browsers send the key once and receive a random session cookie, or use another sign-in method.
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ from notso.web.values.errors import Problem
 from notso.web.values.wording import words
 
 COOKIE = "notso_session"
-"""Cookie name; `cookie_name` appends the port, because browsers share a host's cookies between its ports."""
+"""Base name of the session cookie. `cookie_name` appends the port, because browsers share cookies between all ports of
+a host."""
 MAX_BROWSER_SESSIONS, MAX_SESSIONS_OF_MANY = 64, 10_000
-"""Maximum number of sessions if there is one user, and if there are several."""
+"""Maximum number of browser sessions on a server with one user, and on a server with several users."""
 KEY_PREFIX = "notso-"
-"""Prefix of issued keys."""
+"""Prefix of the API keys that an operator issues to users."""
 SESSION_SECONDS = 30 * 86_400.0
-"""Maximum lifetime, which bounds the use of a stolen cookie."""
+"""Maximum session lifetime. It limits how long a stolen cookie can be used."""
 SESSION_IDLE_SECONDS = 7 * 86_400.0
-"""Maximum idle time; a cookie idle for longer was probably left on a machine or in a backup."""
+"""Maximum idle time of a session. A cookie unused for longer was probably left behind on a machine or in a backup."""
 SHARE_SECONDS = 3600.0
-"""Interval at which other replicas learn that a cookie is in use."""
+"""Minimum interval between updates that tell the other replicas when a session was last used."""
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
-"""Scope key of requests that carried an invalid key; RateLimit counts them per address."""
+"""Scope key that marks a request with an invalid API key, so that RateLimit can count such requests per address."""
 INSIDE = "notso.inside"
-"""Scope key of internal requests: their Caller. Clients cannot set it."""
+"""Scope key of the Caller of a request that the server sends to itself. Clients cannot set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Authenticated sender of a request.
 
-    Limits belong to the key that was used; 0 means no limit.
+    The limits are those of the API key that was used; 0 means no limit.
     """
 
-    owner: str  # owner of the conversations
+    owner: str  # user ID under which this caller's conversations are stored
     name: str  # for display
     is_operator: bool = False  # may use `operator_only` routes
     key_id: str = ""
@@ -58,17 +59,18 @@ class Caller:
 
 
 LOCAL = Caller(LOCAL_OWNER, LOCAL_OWNER, is_operator=True)
-"""The user at this machine, or a client with the server's own key."""
+"""The user of this machine, or any client that sent the server's own API key."""
 NOBODY = Caller("nobody", "nobody")
+"""Caller of requests to public routes."""
 
 
 class SignIn(Protocol):
     async def __call__(self, request: Request) -> Caller | None:
-        """Return the caller, or None if unknown. Must take bounded time and not raise."""
+        """Return the caller, or None if not signed in. Must finish in bounded time and not raise."""
 
 
 class Keys(Protocol):
-    """Keys issued by an operator. Methods raise StorageError."""
+    """Store of issued API keys. Its methods raise StorageError."""
 
     async def by_token(self, token: str) -> Caller | None: ...
 
@@ -81,10 +83,11 @@ class Gate(Protocol):
 
 
 PEER = "notso.peer"
+"""Scope key of the address at the other end of the TCP connection, which may be a proxy."""
 
 
 class TruePeer:
-    """Saves the peer's address before a proxy's X-Forwarded-For replaces it."""
+    """ASGI middleware that saves the peer's address before X-Forwarded-For replaces it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -99,8 +102,8 @@ def peer_of(request: Request) -> str:
 
 
 def cookie_name(request: Request, name: str = COOKIE) -> str:
-    # The request's port is appended, because two servers on one host must not overwrite each other's cookie. Servers
-    # behind one proxy share its port.
+    # Append a port, because two servers on one host must not overwrite each other's cookie. The port is that of the
+    # `Host` header, not the one the server listens on, so that replicas behind a proxy use the same cookie.
     _, colon, port = request.headers.get("host", "").rpartition("]")[2].rpartition(":")
     return f"{name}_{port}" if colon and port.isascii() and port.isdecimal() else name
 
@@ -114,11 +117,11 @@ class NeedsKey(HTTPException):
 
 @dataclass(slots=True)
 class _Session:
-    # Times are wall-clock seconds, so that the time during which the machine is suspended counts.
+    # Times are wall-clock seconds, because the monotonic clock stops while the machine is suspended.
 
     began: float
     used: float
-    shared: float  # time of the last write to the SessionBook
+    shared: float  # when the session was last written to the SessionBook
     caller: Caller
 
     def over(self, now: float) -> bool:
@@ -126,7 +129,7 @@ class _Session:
 
 
 class SessionBook(Protocol):
-    # Storage of sessions and messages that all replicas share.
+    # Key-value storage and message channel shared by all replicas.
 
     async def remember(self, name: str, value: str, seconds: float) -> None: ...
 
@@ -140,9 +143,9 @@ class SessionBook(Protocol):
 
 
 class KeyRing:
-    """The server's key (as a hash), browser sessions, and sign-in methods.
+    """Holds the hash of the server's API key, the browser sessions, and the sign-in methods.
 
-    Servers with the same key and `rules` share the sessions in `book`.
+    Replicas accept each other's sessions from `book` if their API key and sign-in `rules` are equal.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class KeyRing:
         self._most_sessions = MAX_SESSIONS_OF_MANY if keys is not None or sign_ins else MAX_BROWSER_SESSIONS
         self._digest = _digest(api_key) if api_key is not None else None
         self._signing = _digest(f"{api_key} {rules}")
-        self._book = book if api_key is not None else None  # its entries are signed with the key
+        self._book = book if api_key is not None else None  # without a key, entries could not be signed
         if self._book is not None:
             self._book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._sessions: dict[bytes, _Session] = {}
@@ -182,12 +185,11 @@ class KeyRing:
     async def new_session(self, caller: Caller = LOCAL) -> str:
         token = secrets.token_urlsafe(32)
         now = self._clock()
-        # Beyond the limit, the owner with the most sessions loses the oldest one.
         await self._share(_digest(token), self._add(_digest(token), _Session(now, now, now, caller)))
         return token
 
     async def end_session(self, token: str) -> None:
-        """Invalidate a cookie value, in all replicas."""
+        """End the session of a cookie value on all replicas."""
         digest = _digest(token)
         self._drop(digest)
         if self._book is not None:
@@ -207,13 +209,14 @@ class KeyRing:
             return cast(Caller, inside)
         if shown := _keys_shown(request):
             caller = await self.caller_with(shown[0])
-            for key in shown[1:]:  # stop at the first invalid key
+            for key in shown[1:]:  # all keys of a request must belong to the same caller
                 if caller is None or await self.caller_with(key) != caller:
                     caller = None
                     break
             if caller is not None:
                 return caller
-            # A server without a key ignores all but issued keys, because client libraries insist on sending a key.
+            # Many client libraries cannot omit the key. A server without an API key therefore ignores any key that does
+            # not have the prefix of issued keys.
             if not self.open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in shown)):
                 return None
         if self.open:
@@ -226,7 +229,7 @@ class KeyRing:
         return None
 
     async def still(self, caller: Caller) -> Caller | None:
-        """Return an earlier caller with the current settings of its key, or None if the key was revoked."""
+        """Return `caller` with the current settings of its key, or None if the key was revoked."""
         return caller if not caller.key_id or self._keys is None else await self._keys.by_id(caller.key_id)
 
     async def _continues(self, token: str) -> Caller | None:
@@ -244,6 +247,8 @@ class KeyRing:
         return session.caller
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
+        # At the limit, end the oldest session of the owner with the most sessions, so that one user cannot sign
+        # out the others by signing in repeatedly.
         while len(self._sessions) >= self._most_sessions:
             most = max(self._of_owners.values(), key=lambda theirs: len(theirs))
             self._drop(next(iter(most)))
@@ -261,7 +266,7 @@ class KeyRing:
                 del self._of_owners[session.caller.owner]
 
     async def _share(self, digest: bytes, session: _Session) -> None:
-        # The entry is signed, so that write access to the book does not suffice to create a session.
+        # The entry is signed, so that write access to the shared storage is not enough to forge a session.
         if self._book is not None:
             left = min(SESSION_IDLE_SECONDS, session.began + SESSION_SECONDS - session.used)
             text = json.dumps([session.began, *astuple(session.caller)])
@@ -274,7 +279,7 @@ class KeyRing:
         began, *caller = json.loads(found[64:])
         try:
             known = Caller(*caller)
-        except TypeError:  # written by another release with other fields
+        except TypeError:  # written by a release in which Caller has different fields
             return None
         return self._add(digest, _Session(began, self._clock(), 0.0, known))
 
@@ -288,6 +293,8 @@ async def public() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
+    # Access requirements of a route, and the action that the audit log records for its requests ("": none).
+
     operators: bool = False
     audit: str = ""
 
@@ -296,12 +303,12 @@ class Mark:
 
 
 def operator_only(audit: str = "") -> Any:
-    """Mark a route that affects all users. `audit`: description for the audit log."""
+    """Restrict a route to operators. `audit`: action for the audit log."""
     return Depends(Mark(operators=True, audit=audit))
 
 
 def audited(action: str) -> Any:
-    """Record a route's requests in the audit log. Actions never contain content or chat ids."""
+    """Record a route's requests in the audit log as `action`, which must not contain user data."""
     return Depends(Mark(audit=action))
 
 
@@ -323,7 +330,7 @@ def audience_of(route: Any) -> str:
 
 def include_marked(app: FastAPI, router: APIRouter) -> None:
     """Register the routes of a router. Raises TypeError for a route without a mark."""
-    # FastAPI.include_router would build every route a second time, at the first request of each application.
+    # FastAPI.include_router would build every route a second time, which delays an application's first request.
     for route in router.routes:
         audience_of(route)
     app.router.routes.extend(router.routes)
@@ -344,7 +351,7 @@ async def guarded(request: Request) -> None:
 
 
 async def front_ends_only(request: Request) -> None:
-    """Require the engine's key, which only front ends have."""
+    """Require the engine's key, which only front ends (servers that use this engine remotely) have."""
     ring: KeyRing = request.app.state.engine_ring
     shown = _keys_shown(request)
     if not shown or not all(ring.fits(key) for key in shown):
@@ -353,7 +360,7 @@ async def front_ends_only(request: Request) -> None:
 
 
 PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(guarded), Depends(front_ends_only)
-"""Marks for routes without `operator_only` or `audited`."""
+"""Access marks for routes that use neither `operator_only` nor `audited`."""
 
 
 def caller_of(request: Request) -> Caller:
@@ -366,8 +373,8 @@ def owner_of(request: Request) -> str:
 
 
 def _keys_shown(request: Request) -> list[str]:
-    # Returns all distinct keys. Every one must be valid, so that no header can override another. Other Authorization
-    # schemes are ignored, because proxies with Basic authentication forward them.
+    # Return all distinct keys: the caller requires each of them to be valid, so that no header can override another.
+    # Authorization schemes other than Bearer are ignored, because proxies forward their own Basic credentials.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")

@@ -1,4 +1,4 @@
-"""Access log: one record per request, with its id. (engine/running.py logs one record per generation.)"""
+"""Access log: one record per HTTP request, with the request id. (engine/running.py logs one record per generation.)"""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from notso.web.values.request_id import HEADER, SCOPE_KEY, request_id, request_i
 
 log = logging.getLogger("notso.access")
 
-# Frequent requests, which are logged only if they fail.
+# Routes that monitoring and every page load request so often that only failures are logged.
 _QUIET = ("/livez", "/health", "/v1/health", "/metrics", "/static/{path:path}", "/static")
 
 
 class AccessLog:
     """ASGI middleware that assigns the request id and logs the request when it ends.
 
-    Records name the route, not the path: they contain no chat ids, search terms or user text.
+    Records contain the route's template, not the path: paths contain chat ids and search terms.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -22,14 +22,14 @@ _TYPES = {
     ".woff2": "font/woff2",
     ".webmanifest": "application/manifest+json",
 }
-# Patterns of relative references: style sheets name fonts, the manifest names icons.
+# Patterns that find relative references to other files: fonts in style sheets, icons in the manifest.
 _REFERENCES = {
     ".css": re.compile(rb"(?<=url\()[\w./-]+(?=\))"),
     ".webmanifest": re.compile(rb'(?<="src": ")[\w./-]+(?=")'),
 }
 
 
-_WEIGHT = re.compile(r"[01](\.[0-9]{0,3})?")
+_WEIGHT = re.compile(r"[01](\.[0-9]{0,3})?")  # `qvalue` in RFC 9110
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Assets:
         self.by_path: dict[str, Asset] = {}
         self._urls: dict[str, str] = {}
         known = [path for path in sorted(directory.rglob("*")) if path.suffix in _TYPES and path.is_file()]
-        # Files with references come last, because they contain the digests of the others.
+        # Files that refer to others come last, because the digests of the others become part of their content.
         for path in sorted(known, key=lambda path: path.suffix in _REFERENCES):
             name, body = path.relative_to(directory).as_posix(), path.read_bytes()
             if pattern := _REFERENCES.get(path.suffix):
@@ -72,10 +72,10 @@ class Assets:
             self._urls[name] = f"/static/{digest}/{name}"
 
     def _named(self, name: str, reference: bytes) -> bytes:
-        # References to unknown files stay unchanged.
         neighbor = posixpath.normpath(posixpath.join(posixpath.dirname(name), reference.decode()))
         found = self._urls.get(neighbor)
-        up = "../" * (name.count("/") + 1)  # to /static, wherever a proxy publishes that
+        # The rewritten reference is relative to /static, because a proxy may publish the server below a base path.
+        up = "../" * (name.count("/") + 1)
         return (up + found.removeprefix("/static/") if found else reference.decode()).encode()
 
     def url(self, name: str) -> str:

@@ -1,7 +1,7 @@
 """The base path under which a proxy publishes the server, such as /chat.
 
-Routes do not contain it: it is removed from requests, and added to links in templates (`Rooted`) and to response
-headers that contain paths.
+Routes are declared without the base path. `BasePath` removes it from the paths of requests and adds it to paths in
+response headers; `Rooted` adds it to the links in templates.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _LINK = re.compile(rf'(?<=\s)((?:{_ATTRIBUTES})=")(?=/(?!/)|\{{\{{)')
 
 
 class Rooted(Extension):
-    """Prefixes the links in templates with the base path, which the templates' sources do not contain."""
+    """Jinja extension that prefixes the links in template sources with the base path."""
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         return _LINK.sub(r"\1{{ root() }}", source)
 
 
 class BasePath:
-    """Serves below a base path: the configured one, or X-Forwarded-Prefix of a trusted proxy.
+    """ASGI middleware for the configured base path, or the X-Forwarded-Prefix of a trusted proxy.
 
-    Requests with and without the path are equivalent, because some proxies remove it.
+    Requests with and without the base path are equivalent, because some proxies remove it.
     """
 
     def __init__(self, app: ASGIApp, configured: str, trusted_proxies: Sequence[str]) -> None:

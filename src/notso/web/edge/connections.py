@@ -1,5 +1,5 @@
-"""Connection limiter, which evicts idle connections when full, and HTTP connections with header and send timeouts,
-which uvicorn lacks.
+"""Connection limiter, which makes room for new connections by evicting idle ones, and the HTTP connection class, which
+adds header and send timeouts to uvicorn's.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from notso.web.values.request_id import SCOPE_KEY, request_id
 logger = logging.getLogger("notso.web.connections")
 
 MAX_CONNECTIONS = 1024
-"""Far more than the model of one machine can serve; a connection takes about 100 KiB."""
+"""Far more than the model of one machine can serve; a connection takes about 100 KiB of memory."""
 RESERVED_DESCRIPTORS = 128
-"""For the database and its readers, model and cache files, downloads, tools, and connections being accepted."""
+"""File descriptors kept free of client connections: for the database and its readers, model and cache files, downloads,
+tools, and connections being accepted."""
 ONE_ADDRESS_SHARE = 3 / 4
-"""Maximum share of one address. It is large because behind a proxy, and on loopback, all clients share one."""
-BACKLOG = 1024  # connections the kernel queues until they are accepted
-COMING_IN_AT_ONCE = 32  # small, so that accepted connections can send before they are evicted
+"""Maximum share of the connections that one client address may hold. It is large because all clients have the same
+address if they connect through a proxy or from this machine."""
+BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
+COMING_IN_AT_ONCE = 32  # maximum connections being accepted at once; low, so that each can send before it is evicted
 RETRY_SECONDS = 0.002
-"""Time for accepted connections to send before half of the silent ones are evicted. A shorter time admits waiting
-clients sooner: at 10 ms, a client waited 500 ms behind 400 silent ones. At 2 ms, a client that sends after 5 ms is
-still served."""
-EPISODE_SECONDS = 60.0  # interval of warnings about failing accepts
+"""Pause after a failure to accept a connection. Each failure evicts half of the silent connections, and during the
+pause, the other half can send. With a shorter pause, waiting clients are admitted sooner: at 10 ms, a client waited 500
+ms behind 400 silent ones. At 2 ms, a client that sends its request after 5 ms is still served."""
+EPISODE_SECONDS = 60.0  # minimum interval between warnings about failures to accept
 
 
 class Caller(Protocol):
@@ -45,11 +47,10 @@ class Caller(Protocol):
 
 
 class Door:
-    """Accepts and counts connections, in total and per address. Use on the event loop only.
+    """Connection limiter: accepts connections, and limits them in total and per address. Use on the event loop only."""
 
-    When full, it evicts the connection that has waited longest for its client to send headers, a request or a body, or
-    to read. A connection that waits for the server is never evicted.
-    """
+    # At a limit, it evicts the connection that has waited longest for its client to send or to read. Connections that
+    # wait for the server are never evicted.
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -67,7 +68,7 @@ class Door:
         return len(self._inside)
 
     def enter(self, caller: Caller, host: str) -> bool:
-        """Admit a connection. Return False if no other can be evicted for it."""
+        """Admit a connection, evicting another if necessary. Return False if none can be evicted."""
         address = network_of(host)
         crowded = self._by_address[address] >= self._most_of_one
         if (crowded or len(self._inside) >= self._most) and not self.make_room(address if crowded else None):
@@ -78,7 +79,7 @@ class Door:
         return True
 
     def make_room(self, address: str | None = None) -> bool:
-        """Evict one connection (of `address` if given); return whether one was found."""
+        """Evict a connection (from `address`, if given); return whether there was one to evict."""
         for caller in self._waiting:
             if address is None or self._inside[caller] == address:
                 caller.drop()
@@ -125,9 +126,9 @@ class Door:
                 client, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # out of descriptors or memory
+            except OSError as error:  # the process or the system is out of descriptors or memory
                 self._tell_trouble(error)
-                # Evict at most half of the waiting connections, so that new ones have time to send.
+                # Evict at most half of the connections that wait for their clients, so that newer ones can still send.
                 for _ in range(min(self._coming_at_once, 1 + len(self._waiting) // 2)):
                     self.make_room()
                 loop.remove_reader(listener)
@@ -157,12 +158,12 @@ def room_for_connections() -> int:
 
 
 def network_of(host: str) -> str:
-    """Return the network under which an address is counted ('' if invalid)."""
+    """Return the network under which connections of `host` are counted ('' if invalid)."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return ""
-    # A household typically has one IPv6 /64 network.
+    # IPv6 addresses are counted by /64 network, because providers usually assign at least a whole /64 to one customer.
     return str(ipaddress.IPv6Network((address, 64), strict=False)) if address.version == 6 else host
 
 
@@ -170,15 +171,16 @@ access_log = logging.getLogger("notso.access")
 
 HEADER_SECONDS = 10.0
 MAX_BYTES_AHEAD = 16 * 1024
-"""Limit for pipelined requests: those sent before the previous response. Browsers and client libraries send none."""
+"""Maximum size of pipelined requests, which a client sends before it has received the previous response. Browsers and
+client libraries do not pipeline."""
 
-LANE_SECONDS = 1.0
+LANE_SECONDS = 1.0  # time after which the next pipelined request starts, even if the previous one is still running
 MAX_UNSENT_BYTES = 64 * 1024
-"""Limit of unsent bytes in the kernel, high enough that a fast reader never waits."""
+"""Maximum number of unsent response bytes in the kernel. It is so high that clients that read fast never wait."""
 
 READ_BYTES = 64 * 1024
-"""Bytes per read, a quarter of asyncio's default. Limits how much of an unread body is buffered, and how
-long one of many simultaneous senders occupies the loop."""
+"""Maximum bytes per read, a quarter of asyncio's default. It bounds how much of a request body is buffered before the
+application reads it, and how long one of many simultaneous senders occupies the event loop."""
 
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 43\r\n"
@@ -186,17 +188,17 @@ REFUSAL = (
 )
 
 _STATE_KEY = "notso_connection"
-_NO_LINGERING = struct.pack("ii", 1, 0)
+_NO_LINGERING = struct.pack("ii", 1, 0)  # on, for 0 s: closing the socket discards unsent data and sends a reset
 
 
 def connection_of(scope: Scope) -> ClientConnection | None:
-    """Return a request's connection, or None if it is closed or another server runs the application."""
+    """Return a request's connection, or None if it is closed or the server is not uvicorn with ClientConnection."""
     reference = scope.get("state", {}).get(_STATE_KEY)
     return cast("ClientConnection | None", reference()) if reference is not None else None
 
 
 class Lane:
-    """Queue of pipelined requests, started one at a time so that they do not delay ordinary ones."""
+    """Queue of pipelined requests. It starts one at a time, so that they do not delay ordinary requests."""
 
     def __init__(self) -> None:
         self._waiting: deque[ClientConnection] = deque()
@@ -204,7 +206,7 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
 
     def join(self, connection: ClientConnection) -> None:
-        """Queue a connection; its `answer_next` is called in turn."""
+        """Queue a connection. Its `answer_next` is called when its turn comes."""
         self._waiting.append(connection)
         self._go_on()
 
@@ -219,7 +221,6 @@ class Lane:
             connection = self._waiting.popleft()
             if not connection.gone:
                 self._at_work = connection
-                # A request that takes longer lets the next one start.
                 self._timer = connection.loop.call_later(LANE_SECONDS, self.leave, connection)
                 connection.loop.call_soon(connection.answer_next)
 
@@ -227,9 +228,10 @@ class Lane:
 class ClientConnection(H11Protocol):
     """uvicorn's protocol with two timeouts and a connection limit."""
 
-    # The header timeout runs from the connection, or from the first byte of a later request, until the headers are
-    # complete; trickling bytes do not reset it. The send timeout runs while the client leaves data unread, also after
-    # the response and during closing. When it expires, the connection is reset and its buffers are freed.
+    # The header timeout starts when the connection is made, or at the first byte of a later request, and ends when the
+    # headers are complete. A client cannot extend it by sending single bytes. The send timeout runs while the client
+    # leaves data unread, even if the response is complete or the connection is closing. When it expires, the connection
+    # is reset and its buffers are freed.
 
     def __init__(
         self,
@@ -249,13 +251,13 @@ class ClientConnection(H11Protocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._has_sent_ahead = False
-        # Monotonic time since which the client reads nothing; None while it reads.
+        # Monotonic time at which the client stopped reading; None while it reads.
         self.unread_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.max_size = READ_BYTES  # type: ignore[attr-defined]
-        transport.set_write_buffer_limits(high=0)  # so that any unread byte calls pause_writing
+        transport.set_write_buffer_limits(high=0)  # call pause_writing as soon as one byte cannot be sent
         self._bound_what_the_system_holds()
         if not self._door.enter(self, self.client[0] if self.client else ""):
             transport.write(REFUSAL)
@@ -272,7 +274,9 @@ class ClientConnection(H11Protocol):
             self._start_header_timer()
         else:
             self._stop_header_timer()
-            self._door.serves(self)  # _note_turn reverts this if more of a body is to come
+            # The client has just sent data, so it is no longer among those that have waited longest. If the rest of a
+            # body is missing, _note_turn adds the connection to the end of the waiting ones again.
+            self._door.serves(self)
         self._note_turn()
 
     def on_response_complete(self) -> None:
@@ -280,7 +284,7 @@ class ClientConnection(H11Protocol):
         if self.gone or not self.conn.trailing_data[0]:
             super().on_response_complete()
         elif self.flow.write_paused:
-            self._has_sent_ahead = True  # no new work for a client that has not read the last response
+            self._has_sent_ahead = True  # start the next request when the client has read this response
         else:
             self._lane.join(self)
         self._note_turn()
@@ -289,7 +293,7 @@ class ClientConnection(H11Protocol):
         if not self.gone:
             super().on_response_complete()
             self._note_turn()
-        if self._waits_for_headers():  # only part of the next request has arrived
+        if self._waits_for_headers():  # the data contained only part of the next request, so nothing is running
             self._lane.leave(self)
 
     def pause_writing(self) -> None:
@@ -310,19 +314,19 @@ class ClientConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
         self._stop_send_timer()
-        self._unset_keepalive_if_required()  # uvicorn leaves the timer running when the client is cut off
+        self._unset_keepalive_if_required()  # uvicorn leaves this timer running if a connection is lost
         self._door.leave(self)
         self._lane.leave(self)
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Reset the connection; unread data is discarded, also by the kernel."""
+        """Reset the connection and discard unsent data, including that in the kernel."""
         self._door.leave(self)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
         self.transport.abort()
 
     def _bound_what_the_system_holds(self) -> None:
-        # The kernel's timeout is longer than the send timeout, because only the latter is logged.
+        # The kernel's timeout is twice the send timeout, so that the latter, which is logged, expires first.
         limit_unsent(self._socket, MAX_UNSENT_BYTES, int(2 * self._send_seconds))
 
     @property
@@ -334,14 +338,14 @@ class ClientConnection(H11Protocol):
         return cast(socket.socket, self.transport.get_extra_info("socket"))
 
     def _note_turn(self) -> None:
-        # The door evicts only connections that wait for the client.
+        # `Door` evicts only connections that wait for their client.
         if self.flow.write_paused or self._waits_for_headers() or self.cycle.more_body:
             self._door.waits(self)
         else:
             self._door.serves(self)
 
     def _waits_for_headers(self) -> bool:
-        # uvicorn creates a cycle (of request and response) once the headers are complete.
+        # uvicorn creates a `cycle` object for each request and its response once the headers are complete.
         return self.cycle is None or self.cycle.response_complete
 
     def _start_header_timer(self) -> None:
@@ -364,7 +368,7 @@ class ClientConnection(H11Protocol):
             self._send_timer = None
 
     def _drop_unread(self) -> None:
-        # Runs outside of any request's context.
+        # A timer runs outside the request's context, so set the request id for the log record here.
         scope: dict[str, Any] = dict(self.cycle.scope) if self.cycle is not None else {}
         token = request_id.set(scope.get(SCOPE_KEY))
         access_log.info("the client read nothing for %g s; connection dropped", self._send_seconds)

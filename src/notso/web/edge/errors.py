@@ -1,6 +1,6 @@
-"""API errors: a status and the API's error object, without traceback or echoed input.
+"""API errors: an HTTP status and the error object of the requested API, without a traceback or the client's input.
 
-Other middleware rejects requests with plain text, which ApiEdge converts.
+Middleware rejects requests with plain text, which ApiEdge converts to the error object.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PARAMS = {  # engine parameter -> field of the API
 class ApiError(Exception):
     """Error response of an API request.
 
-    `param` is the invalid field; `details` is for Anthropic's clients.
+    `param`: the invalid field, if any. `details`: sent by Anthropic's API only.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ApiError(Exception):
 
 
 def api_error_of(error: BaseException) -> ApiError:
-    # Bad input must not become a 5xx: clients retry those.
+    # Invalid input must not become a 5xx status, because clients retry such requests.
     match error:
         case ApiError():
             return error
@@ -149,7 +149,7 @@ PATHS = frozenset(
         "/openapi.json",
     }
 )
-"""API paths outside of the prefixes, as in llama-server and vLLM."""
+"""API paths of llama-server and vLLM that have none of the prefixes."""
 
 _CODES = {
     401: "invalid_api_key",
@@ -167,7 +167,7 @@ _CODES = {
 
 
 class ApiEdge:
-    """Outer ASGI middleware that converts plain-text errors of inner middleware to the API's format."""
+    """ASGI middleware that converts plain-text errors of the middleware inside it to the API's format."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -176,7 +176,7 @@ class ApiEdge:
         if scope["type"] != "http" or not is_api(scope):
             await self._app(scope, receive, send)
             return
-        started: Message | None = None  # held back until the body of a plain-text error arrives
+        started: Message | None = None  # start of a plain-text error, held back because its headers will change
         said = b""
 
         async def send_as_api(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Form parsing: urlencoded only, strictly validated, off the event loop."""
+"""Strict parsing of urlencoded forms, in a worker thread so that large forms do not block the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 async def read_form(request: Request, *, most: int = MAX_FIELDS) -> dict[str, str]:
-    """Return at most `most` form fields. Raises Problem: 415 for another type, 400 if malformed."""
+    """Parse the request's form. Raises Problem: 415 for another media type, 400 if malformed or over `most` fields."""
     body = await request.body()
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise Problem(415, words["error_form"])
@@ -39,11 +39,12 @@ def parse_form(body: bytes, *, most: int = MAX_FIELDS) -> dict[str, str]:
 
 
 def _text(quoted: bytes) -> str:
-    # Decode in pieces: unquote_to_bytes creates a list entry per escape, which takes many times the size of the body.
+    # Decode in pieces, because unquote_to_bytes creates a list entry per escape: for a whole body, the list would take
+    # many times the memory of the body.
     pieces, at = [], 0
     while at < len(quoted):
         end = at + PIECE_BYTES
-        split = quoted.find(b"%", end - 2, end)  # do not split an escape
+        split = quoted.find(b"%", end - 2, end)  # start of an escape that the end of the piece would cut in two
         end = split if split > at else end
         pieces.append(unquote_to_bytes(quoted[at:end].replace(b"+", b" ")))
         at = end

@@ -1,5 +1,5 @@
-"""Limits on request size, response size and time, as ASGI middleware; the memory budget for the request bodies of all
-connections; and the limit of open event streams per owner.
+"""ASGI middleware that limits the size of requests and responses and the time to receive a request, the memory budget
+shared by all request bodies, and the limit of open event streams per owner.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from notso.web.values.wording import words
 
 
 class OpenStreams:
-    """Counts streams by owner. Use on the event loop only."""
+    """Limits the open event streams of each owner. Use on the event loop only."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -44,10 +44,7 @@ class OpenStreams:
 
 
 class CountedStream(EventSourceResponse):
-    """Event stream counted from construction until the reader disconnects.
-
-    Raises Problem (429) at the limit.
-    """
+    """Event stream counted in `streams` until it ends. The constructor raises Problem (429) at the limit."""
 
     def __init__(self, streams: OpenStreams, owner: str, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, headers={"X-Accel-Buffering": "no"})
@@ -63,27 +60,29 @@ class CountedStream(EventSourceResponse):
 
 MIB = 1 << 20
 MOST_BYTES = 64 * MIB
-"""Limit for all bodies being received or parsed: four imports of maximum size."""
+"""Maximum total size of all bodies being received or parsed: four chat imports of maximum size."""
 
 SMALL_SHARE = 4
-"""If the budget is used up, an owner with less than this fraction of it may exceed it by the fraction: one import."""
+"""If the budget is used up, owners that hold at most 1/SMALL_SHARE of it (one import) may exceed it by the same amount
+in total."""
 
 COST = 12
-"""Memory per body byte until the response starts: the body is gathered, copied, parsed and stored. Measured: a 13 MiB
-import peaks at nine times its size; the rest is a margin for fragmentation."""
+"""Bytes of memory needed per body byte until the response starts, because the body is gathered, copied, parsed and
+stored. A 13 MiB import was measured to peak at nine times its size; the rest is a margin for fragmentation."""
 
 LOOK_SECONDS = 0.1
-"""Maximum age of the measured available memory."""
+"""Maximum age in seconds of the measurement of available memory."""
 
 FREE_BYTES = 64 * 1024
-"""Part of each body that is not counted, so that ordinary requests always fit; the connection limit bounds the sum."""
+"""Leading bytes of each body that are not counted, so that ordinary requests always fit. The connection limit bounds
+their total."""
 
 FAIR_SECONDS = 2.0
-"""Time a body may take to arrive while others wait for its space; the largest import takes a tenth of it."""
+"""Time in which a body must arrive if others wait for its space. The largest import takes a tenth of it."""
 
 
 def available_bytes() -> int:
-    """Return the bytes that the process may still allocate, including limits of its control group and its own."""
+    """Return the bytes that the process can still allocate within the limits of machine, cgroup and process."""
     return available_memory().available_bytes
 
 
@@ -94,6 +93,7 @@ class RequestTooLargeError(Exception): ...
 
 
 class BodyGaveWayError(Exception):
+    # A body that arrived too slowly was evicted to make room for others.
     pass
 
 
@@ -101,10 +101,9 @@ class Arrival:
     # A request body that is being received.
 
     def __init__(self, budget: BodyBudget, holder: str, limit: int, deadline: float) -> None:
-        # The owner, or the client's address if unauthenticated
-        self.holder = holder
+        self.holder = holder  # the owner, or the client's address if the request is not authenticated
         self.held = 0  # bytes counted against the budget
-        self.since = 0.0  # when counting began
+        self.since = 0.0  # event loop time at which the first byte was counted
         self._budget = budget
         self._limit = limit
         self._deadline = deadline
@@ -113,9 +112,9 @@ class Arrival:
         self._gave_way = False
 
     async def gather(self, receive: Receive) -> Message:
-        """Return the body as one message, or the disconnect message.
+        """Receive the whole body; return it as one message, or return the disconnect message.
 
-        Raises RequestTooLargeError, RequestTooSlowError or BodyGaveWayError, and frees the body.
+        Raises RequestTooLargeError, RequestTooSlowError or BodyGaveWayError.
         """
         try:
             async with self._timeout:
@@ -151,10 +150,10 @@ class Arrival:
 
 
 class BodyBudget:
-    """Budget for all bodies, bounded by available memory. Use on the event loop only.
+    """Memory budget for the bodies of all requests. Use on the event loop only."""
 
-    When it is used up, bodies that take longer than FAIR_SECONDS to arrive are evicted, largest holder first.
-    """
+    # When it is used up, bodies that take longer than FAIR_SECONDS to arrive are evicted: first those of the holder
+    # with the most bytes.
 
     def __init__(self, most_bytes: int = MOST_BYTES, available: Callable[[], int] = available_bytes) -> None:
         self.free = most_bytes
@@ -172,7 +171,8 @@ class BodyBudget:
             self._arriving[arrival] = None
             arrival.since = asyncio.get_running_loop().time()
         if not self._has_room(arrival, size):
-            # Only one body at a time looks for room: if every body scanned all others, the cost would be quadratic.
+            # One waiting body at a time looks for others to evict, because the cost would be quadratic if every waiting
+            # body searched all others.
             async with self._line:
                 while not self._has_room(arrival, size):
                     await self._make_room(arrival)
@@ -213,7 +213,8 @@ class BodyBudget:
         now = asyncio.get_running_loop().time()
         late = [each for each in self._arriving if each.since + FAIR_SECONDS <= now]
         if late:
-            leaves = max(late, key=lambda each: self._held[each.holder])  # of equals, max() returns the oldest
+            # If several holders have the most bytes, max() returns the oldest body.
+            leaves = max(late, key=lambda each: self._held[each.holder])
             leaves.give_way()
             if leaves is arrival:
                 raise BodyGaveWayError
@@ -236,22 +237,23 @@ LARGER_BODIES = {
     "/v1/files": 16 * 1024 * 1024,
     **{f"/engine/v1/{name}": 16 * 1024 * 1024 for name in ("submit", "prepare", "call")},  # whole conversations
 }
-"""Limits by exact path."""
+"""Body limits of paths at which MAX_BODY_BYTES does not apply."""
 BODY_SECONDS = 60.0
 MAX_HEADER_BYTES = 16 * 1024  # including the request line
 PIECE_BYTES = 64 * 1024
-"""Bytes of a response per write, which the client must read within the send timeout."""
+"""Bytes of a response per write. The client must read each piece within the send timeout."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""Limit of all responses being sent in pieces: enough for any page and a few full exports."""
-RETRY_SECONDS = 5  # Retry-After if there is no room; by then, the bodies that wait now have arrived or are evicted
+"""Maximum total size of the bodies being sent in pieces: enough for any page and a few full exports."""
+RETRY_SECONDS = 5
+"""Retry-After if the budget is used up. By then, the bodies being received now have arrived or been evicted."""
 
 
 class RequestLimits:
-    """Rejects oversized headers (431); oversized (413), compressed (415) or slow bodies (408); and bodies beyond the
-    budget (503).
-
-    Received bytes are counted until the response begins, regardless of Content-Length.
+    """Rejects oversized headers (431), bodies that are oversized (413), compressed (415) or slow (408), and bodies for
+    which the budget has no room (503).
     """
+
+    # The bytes received, whatever Content-Length says, count against the budget until the response starts.
 
     def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
         self._app = app
@@ -275,7 +277,7 @@ class RequestLimits:
 
         async def receive_whole() -> Message:
             nonlocal whole
-            if whole:  # only the disconnect can follow
+            if whole:  # after the body, the client can only disconnect
                 return await receive()
             whole = True
             caller = scope.get("state", {}).get("caller")
@@ -299,7 +301,9 @@ class RequestLimits:
         except BodyGaveWayError:
             text = "The server is receiving too much data at once. Please try again in a moment.\n"
             answer = PlainTextResponse(text, 503, {"Retry-After": str(RETRY_SECONDS)})
-            if limit > MAX_BODY_BYTES:  # the rest of a smaller body is read, so that its sender receives the response
+            # The rest of a small body is received and discarded, because a client that is still sending may not notice
+            # the response. For a large body this would take too long.
+            if limit > MAX_BODY_BYTES:
                 answer.headers["Connection"] = "close"
         finally:
             self._budget.release(arrival)
@@ -308,10 +312,10 @@ class RequestLimits:
 
 
 class InPieces:
-    """Sends large bodies in pieces and limits their total size.
+    """Sends large response bodies in pieces and limits their total size.
 
-    Beyond the limit, the connections that have not read for the longest time are dropped, but never those that keep
-    reading. The connection's send timeout bounds a single stall.
+    Above the limit, it drops the connections that have been unread for the longest time, but never those that are
+    being read.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -331,7 +335,8 @@ class InPieces:
                     more = message.get("more_body", False) or start + PIECE_BYTES < len(body)
                     self._keep_within()
                     await send({**message, "body": body[start : start + PIECE_BYTES], "more_body": more})
-                    await asyncio.sleep(0)  # a fast reader must not starve the others
+                    # If the client reads fast, `send` never waits, and other requests would starve.
+                    await asyncio.sleep(0)
             finally:
                 self._held.pop(connection, None)
 
@@ -348,7 +353,7 @@ class InPieces:
 
 
 class StrictHttp:
-    """Rejects ambiguous requests and closes the connection, because its further bytes cannot be trusted."""
+    """Rejects ambiguous requests and closes the connection, because the next request's start is uncertain."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -389,7 +394,7 @@ def _body_limit(scope: Scope) -> int:
 
 def _claimed_bytes(scope: Scope) -> int:
     lengths = header_values(scope, b"content-length")
-    # Chunked bodies count as the largest allowed.
+    # A chunked body does not state its length, so assume that it is larger than FREE_BYTES.
     return int(lengths[0]) if lengths else (MAX_BODY_BYTES if header_values(scope, b"transfer-encoding") else 0)
 
 

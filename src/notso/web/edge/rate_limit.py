@@ -1,4 +1,4 @@
-"""Request rate limit per client address, ASGI middleware around the `limits` library."""
+"""Request rate limit per client address: ASGI middleware based on the `limits` library."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from notso.web.edge.errors import is_api
 
 WINDOW_SECONDS = 60
 MAX_ADDRESSES = 10_000
-# A larger jump of the clock resets the counters: otherwise, if it is set back by an hour, a window lasts an hour.
+# If the wall clock is set forward or back by more than this, the counters are reset. Otherwise, setting it back by an
+# hour would extend the window of one minute by an hour.
 CLOCK_JUMP_SECONDS = 5
-ELSEWHERE = "elsewhere"  # shared by all addresses beyond MAX_ADDRESSES
+ELSEWHERE = "elsewhere"  # counter shared by all addresses beyond MAX_ADDRESSES
 REQUESTS, WRONG_KEYS = "requests", "wrong keys"
 
 
@@ -28,10 +29,10 @@ class Counters(Protocol):
     async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool: ...
 
     async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
-        """Count an entry if it is within the limit; return whether it is."""
+        """Count an event if the limit allows it; return whether it does."""
 
     async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
-        """Return the wall-clock time in seconds when the oldest entry expires."""
+        """Return the wall-clock time in seconds when the oldest event expires."""
 
 
 class OwnCounters:
@@ -58,7 +59,7 @@ class OwnCounters:
 
 
 class RateLimit:
-    """Limits API POSTs and sign-ins to `per_minute` per address, with 429; 0 disables it."""
+    """Rejects API POSTs and sign-ins of an address beyond `per_minute` (429); 0 disables the limit."""
 
     def __init__(self, app: ASGIApp, per_minute: int, counters: Counters | None = None) -> None:
         self._app = app
@@ -70,8 +71,8 @@ class RateLimit:
         if limit is None or not (_counts(scope) or _shows_key(scope)):
             await self._app(scope, receive, send)
             return
-        # Pages, GET requests and stopping an answer are not limited. An address that sent too many invalid keys within
-        # a minute is rejected whenever it sends a key, which prevents guessing.
+        # An address that sent too many invalid keys within a minute is rejected whenever it sends a key, even a valid
+        # one, so that keys cannot be guessed by trying.
         who = network_of((scope.get("client") or ("",))[0]) or ELSEWHERE
         if _shows_key(scope) and not await self._counters.test(limit, WRONG_KEYS, who):
             await (await self._refuse(limit, WRONG_KEYS, who))(scope, receive, send)
@@ -90,12 +91,12 @@ class RateLimit:
 
 
 def _ahead() -> float:
-    # `limits` counts by the wall clock; a change of this difference means that the clock was set.
+    # The `limits` library uses the wall clock. If its offset from the monotonic clock changes, the wall clock was set.
     return time.time() - time.monotonic()
 
 
 def _counts(scope: Scope) -> bool:
-    if scope["path"].startswith("/login/"):  # each contacts the sign-in provider
+    if scope["path"].startswith("/login/"):  # each of these requests contacts the sign-in provider
         return True
     return scope["method"] == "POST" and (is_api(scope) or scope["path"] == "/login")
 

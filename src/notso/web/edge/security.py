@@ -1,9 +1,11 @@
 """Host and cross-site checks and security headers, as ASGI middleware.
 
-The checks use the raw `Host` header and `scope["path"]`, never a URL built from both: with a slash or question mark in
-`Host`, such a URL has another path, which has opened guarded routes in other servers.
+The checks use the raw `Host` header and `scope["path"]`, never a URL built from both. If `Host` contains a slash or a
+question mark, the path of such a URL differs from the path that is routed; in other servers, this has allowed access to
+guarded routes without a key.
 
-Origin rules allow cross-origin access to the API, without cookies and never to pages. Ollama's port has exceptions.
+Origin rules allow pages of other sites to use the API, without cookies, but never the chat pages. On the port that
+imitates Ollama, Ollama's default origins are allowed as well.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from notso.web.edge.errors import is_api
 from notso.web.values.settings import OriginRules
 
 GREETING = "Ollama is running"
-"""Response to `GET /`, which clients compare."""
+"""Response to `GET /`, by which clients recognize Ollama."""
 
 HOSTS = ("localhost", "127.0.0.1", "0.0.0.0")
 DEFAULT_ORIGINS = (
@@ -37,8 +39,7 @@ def is_ollama_port(scope: Scope) -> bool:
 
 
 class OllamaGreeting:
-    """Answers `GET /` and `HEAD /` on Ollama's port with the greeting in place of the page. No key is required, as with
-    Ollama, because the answer reveals nothing."""
+    """Answers `GET /` and `HEAD /` on Ollama's port with Ollama's greeting, without requiring a key."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -57,10 +58,9 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9_\-, ]{1,2048}")
 
 
 class CrossOriginAccess:
-    """Answers preflights of allowed origins and adds CORS headers.
+    """Answers CORS preflight requests of allowed origins and adds CORS headers to responses.
 
-    Credentials are never allowed, so that browsers withhold responses to requests with cookies. API keys are sent in
-    other headers.
+    Credentials are never allowed, so browsers hide responses to requests with cookies.
     """
 
     def __init__(self, app: ASGIApp, rules: Iterable[str] = ()) -> None:
@@ -83,7 +83,7 @@ class CrossOriginAccess:
                 MutableHeaders(scope=message).update(_readable_by(origin) | {"access-control-expose-headers": "*"})
             await send(message)
 
-        # A cookie sent nevertheless is dropped.
+        # Browsers may send a cookie even if they hide the response, and the request must not use its session.
         headers = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
         await self._app({**scope, "headers": headers, ALLOWED: True}, receive, send_readable)
 
@@ -118,13 +118,13 @@ def _readable_by(origin: str) -> dict[str, str]:
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 COSTLY_READS = frozenset({"/backup", "/export", "/search"})
-"""Safe methods with high cost; pages of other sites may not trigger them."""
+"""Paths at which GET requests are so expensive that pages of other sites must not trigger them."""
 
 _HOST = re.compile(r"(\[[0-9a-f]*:[0-9a-f:.]*\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 
 
 class HostGuard:
-    """Rejects requests (421) unless `Host` names this server, to prevent DNS rebinding."""
+    """Rejects (421) requests with a `Host` that does not name this server, to prevent DNS rebinding."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
         self._app = app
@@ -143,7 +143,7 @@ class HostGuard:
 
 
 class CrossSiteGuard:
-    """Rejects changes (403) by pages of other sites, unless their origin is allowed."""
+    """Rejects (403) changes and costly reads requested by pages of other sites, except allowed origins."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -164,14 +164,14 @@ class CrossSiteGuard:
             return all(value in ("same-origin", "none") for value in fetch_site)
         origins = header_values(scope, b"origin")
         if not origins:
-            # Clients other than browsers send neither header; their key decides.
+            # Only browsers send these headers. Other clients cannot be misused by a page, so their key is sufficient.
             return True
         host = header_values(scope, b"host")[0].lower()
         return len(origins) == 1 and _origin_host(origins[0]) == host
 
 
 class SecurityHeaders:
-    """Adds security headers and the nonce for the page's scripts."""
+    """Adds security headers, and stores the nonce for the page's inline scripts in the request's state."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -211,7 +211,7 @@ def header_values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _origin_host(origin: str) -> str | None:
-    # Returns the host as spelled in a `Host` header.
+    # Return the host and port of an origin in the form of a `Host` header, or None if it is not an HTTP origin.
     try:
         parts = urlsplit(origin)
     except ValueError:

@@ -1,10 +1,11 @@
-"""Watchdog process that ends a server with an unresponsive event loop, so that a supervisor can restart it.
+"""Watchdog process that terminates a server with an unresponsive event loop, so that a supervisor can restart it.
 
-A Python thread cannot do that: code that holds the GIL (a regular expression, a C library) blocks all threads and
-signal handlers. So a child process pings the loop every second over pipes and counts its own wake-ups without a reply.
-While the server is stopped (SIGSTOP, a debugger, a suspended machine), wake-ups are not counted.
+A Python thread cannot do this, because code that holds the GIL (a regular expression, a C library) blocks all threads
+and signal handlers. Therefore, a child process pings the event loop over a pipe every second and counts consecutive
+pings without a reply. Pings are not counted while the server is stopped by SIGSTOP or a debugger. Nor are they sent
+while the machine is suspended, because then the child is suspended, too.
 
-This file is also the child's program, started by path: it imports only notso.system and a few standard modules.
+The child runs this file as its program, so the file imports only notso.system and a few standard modules.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 1.0
 MISSED_TICKS = 30
-"""Consecutive wake-ups without a reply before the server is ended."""
+"""Number of consecutive pings without a reply after which the server is terminated."""
 DUMP_SIGNAL = signal.SIGUSR2
 DUMP_TICKS = 2  # time to write the tracebacks
-ABORT_TICKS = 5  # time for the process to end: its core file may be gigabytes large
+ABORT_TICKS = 5  # time for the process to exit after SIGABRT: it may have to write a core file of gigabytes
 
 
 class Watchdog:
-    """Watches one event loop. Call its methods on that loop.
+    """Watches the running event loop, on which its methods must be called.
 
-    If no process can be started, the server runs unwatched and logs a warning.
+    If the child process cannot be started, the server runs without a watchdog and logs a warning.
     """
 
     _loop: AbstractEventLoop
@@ -62,7 +63,7 @@ class Watchdog:
         self._loop.add_reader(self._asks, self._answer)
 
     def stop(self) -> None:
-        """Stop watching. Call before the loop ends, which would otherwise count as silence."""
+        """Stop watching. Call before the loop ends, because an ended loop does not reply to pings."""
         child, self._child = self._child, None
         if child is not None:
             self._loop.remove_reader(self._asks)
@@ -74,7 +75,7 @@ class Watchdog:
             if os.read(self._asks, 4096):
                 os.write(self._answers, b".")
                 return
-        except BlockingIOError:  # the child has enough unread replies
+        except BlockingIOError:  # the pipe is full of replies that the child has yet to read, so another is not needed
             return
         except OSError:
             pass
@@ -88,14 +89,14 @@ class Watchdog:
 
 
 class Silence:
-    """Counts consecutive wake-ups without a reply."""
+    """Counts consecutive pings without a reply."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._missed = 0
 
     def is_over(self, answered: bool, is_stopped: bool) -> bool:
-        """Count one wake-up; return whether the limit is exceeded."""
+        """Count one ping; return whether the limit is exceeded."""
         if answered:
             self._missed = 0
         elif not is_stopped:
@@ -104,7 +105,7 @@ class Silence:
 
 
 def watch(process: int, tick_s: float, most: int) -> None:
-    """Ping over stdout and read replies on stdin until the server exits or is ended."""
+    """Ping over stdout and read replies from stdin, until the server exits or has been terminated."""
     from notso.system.processes import is_stopped
 
     silence = Silence(most)
@@ -128,14 +129,14 @@ def watch(process: int, tick_s: float, most: int) -> None:
 
 
 def _say(text: bytes) -> None:
-    with contextlib.suppress(BlockingIOError):  # the server has enough unread pings
+    with contextlib.suppress(BlockingIOError):  # the pipe is full of unread pings, so another one is not needed
         os.write(1, text)
 
 
 def _rest(tick_s: float) -> bool:
-    # The server's end of the pipe closes when the server exits.
+    # Wait for one tick and return True. If the server exits, which closes its end of the pipe, return False at once.
     poll = select.poll()
-    poll.register(0, 0)  # hang-ups are reported even if no event is requested
+    poll.register(0, 0)  # poll() reports a hang-up even if no events are requested
     return not poll.poll(1000 * tick_s)
 
 
@@ -143,7 +144,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
-    )  # supervisors signal the whole group, but the server stops this process
+    )  # supervisors signal the whole process group, but only the server may stop the watchdog
     os.set_blocking(1, False)
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100 - as above
     watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

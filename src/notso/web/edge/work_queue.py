@@ -1,4 +1,4 @@
-"""Queue for CPU- or memory-intensive work: one item at a time, in its own thread."""
+"""Queue for CPU- or memory-intensive work, which runs in a separate thread, by default one item at a time."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from notso.web.values.wording import words
 T = TypeVar("T")
 
 LARGE_BYTES = 64 * 1024
-"""Larger bodies and prompts are queued; smaller ones take milliseconds and run at once."""
+"""Inputs above this size are queued. Smaller ones take milliseconds to process and run without queuing."""
 
 MOST_WAITING = 64
-"""Limit of waiting items. It bounds the memory of small bodies, which the body budget does not count."""
+"""Maximum number of waiting items. It bounds the memory of small request bodies, which BodyBudget does not count."""
 
 SMALL_THREADS = 4
-"""Threads for small work, per queue, so that a blocked thread does not delay other queues."""
+"""Threads for small work. Each queue has its own, so that blocked threads do not delay other queues."""
 
 RETRY_SECONDS = 5
 
 
 class WorkLine:
-    """Queue with a length limit, in which owners take turns. Use on the event loop only."""
+    """Length-limited queue that serves owners in turn. Use on the event loop only."""
 
     def __init__(self, name: str, most_waiting: int = MOST_WAITING, at_once: int = 1) -> None:
         self._queue = FairQueue(name, at_once)
@@ -48,12 +48,12 @@ class WorkLine:
             yield
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Run in the queue's thread, within a turn."""
-        # Afterwards, freed memory is returned to the system, because the C library would keep it.
+        """Run `work` in the queue's thread. Call while holding `turn`."""
+        # Memory that the work freed is then returned to the system, because the C library would keep it.
         return await self._queue.work(lambda: _then_give_back(work))
 
     async def run(self, work: Callable[[], T], size: int, owner: str) -> T:
-        """Run large work in a turn of its own, small work at once."""
+        """Run `work` on an input of `size` bytes: in the owner's turn if large, otherwise without queuing."""
         if size <= LARGE_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._small, copy_context().run, work)
         async with self.turn(owner):

@@ -1,1 +1,1 @@
-"""Engine integration: hosting, models, quotas and metrics."""
+"""Engine integration: loading and unloading of models, request lifecycle, downloads and metrics."""

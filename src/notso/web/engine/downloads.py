@@ -1,7 +1,7 @@
 """Model downloads while the server runs: one at a time, in a thread, resumable.
 
-A download belongs to the server: closing a tab does not end it. Received data stays on disk, so that a stop, a failure
-or a restart loses nothing.
+A download continues when the browser tab that started it is closed. If it is stopped or fails, or if the server is
+restarted, the received data stays on disk and the next download of the file continues after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Pull = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Snapshot of a download. Sizes in bytes; unknown rates are None."""
+    """Snapshot of a download. Sizes are in bytes; `bytes_per_s` is None if unknown."""
 
     file: KnownFile
     phase: Phase
@@ -65,7 +65,7 @@ class Downloads:
         self._current: Download | None = None
         self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
-        # The `arrived` callback of a download that was started again while it was stopping.
+        # If a stopping download was started again: its `arrived` callback, used when it starts after the stop.
         self._again: Callable[[], None] | None = None
 
     @property
@@ -73,9 +73,9 @@ class Downloads:
         return self._current
 
     def start(self, file: KnownFile, arrived: Callable[[], None] = lambda: None) -> bool:
-        """Start or resume a download. Return False while another one runs."""
+        """Start or resume a download. Return False if another file is being downloaded."""
+        # `arrived` is called in the download's thread, before the phase becomes "done".
         with self._lock:
-            # `arrived` runs in the download's thread, before the phase becomes "done".
             if self._current is not None and self._current.active:
                 if self._current.file == file and self._current.phase == "stopping":
                     self._again = arrived
@@ -88,7 +88,7 @@ class Downloads:
         stop_requested = threading.Event()
         run = _Run(self, file, stop_requested, arrived)
         thread = threading.Thread(target=run.run, name="notso-download", daemon=True)
-        thread.start()  # raises RuntimeError if no thread can be started, before anything has changed
+        thread.start()  # first, so that nothing has changed if this raises RuntimeError for lack of threads
         self._thread, self._stop_requested, self._current = thread, stop_requested, Download(file, "checking")
 
     def _ended(self, end: Download) -> None:
@@ -102,7 +102,7 @@ class Downloads:
                     self._current = replace(end, phase="failed", failure=str(error))
 
     def stop(self) -> None:
-        """Request a stop; received data is kept."""
+        """Request a stop. The received data stays on disk."""
         with self._lock:
             if self._current is not None and self._current.active:
                 self._stop_requested.set()
@@ -110,7 +110,7 @@ class Downloads:
                 self._current = replace(self._current, phase="stopping", bytes_per_s=None)
 
     def close(self, seconds: float) -> None:
-        # A download that does not end in time ends with the process, which leaves a resumable file.
+        # A download that does not stop in time ends with the process. Its file can still be resumed.
         self.stop()
         if self._thread is not None:
             self._thread.join(seconds)
@@ -156,7 +156,7 @@ class _Run:
         if self._samples and now - self._samples[-1][0] < _SAMPLE_SECONDS and done < total:
             return
         if what != "downloading" or (self._samples and done < self._samples[-1][1]):
-            self._samples.clear()  # rereading the disk or resending says nothing about the network's rate
+            self._samples.clear()  # checking the data on disk, or receiving it again, would falsify the displayed rate
         self._samples.append((now, done))
         while now - self._samples[0][0] > RATE_SECONDS:
             self._samples.popleft()
@@ -172,15 +172,14 @@ class _Run:
             raise _Stop
 
 
-# A finished download waits this long for a busy loop, so that it is not shown as done before its model is loading.
 PATIENCE_SECONDS = 10.0
+"""Maximum time for which a finished download waits for a busy event loop. Without the wait, the page might show the
+download as done before its model is loading."""
 
 
 def change_over(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:
-    """Return a thread-safe callback that makes the downloaded `file` the default model. Call on the event loop.
-
-    It replaces only the demo model, and only if the file can be loaded.
-    """
+    """Return a thread-safe callback that makes the downloaded `file` the default model. Call on the event loop."""
+    # The callback replaces only the demo model, and only if the file can be loaded.
     loop = asyncio.get_running_loop()
 
     async def begin(chosen: Installed) -> None:

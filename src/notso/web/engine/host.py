@@ -1,4 +1,4 @@
-"""Engine host: loads, switches and unloads the default model and models named in requests."""
+"""Engine host: loads and unloads the default model and the models named in requests, and changes the default."""
 
 from __future__ import annotations
 
@@ -28,33 +28,32 @@ from notso.web.values.fair_queue import WorkerThreads
 EngineState = Literal["unloaded", "loading", "ready", "failed", "stopped"]
 
 BesideSource = Callable[[int], ChatEngine]
-"""Loads an engine while other engines, planned to occupy this many bytes, are loaded. Raises ModelError, or
-OutOfMemoryError if it does not fit with the settings that it would have alone."""
+"""Function that loads an engine next to others, whose planned memory in bytes is the argument. Raises ModelError, or
+OutOfMemoryError if the remaining memory is not enough for the settings that the engine would have if loaded alone."""
 
 
 @dataclass(eq=False, slots=True)
 class ServedModel:
-    """A model and its loading state.
+    """A model and its loading state."""
 
-    `state`, `info`, `failure` and `engine` may be read in any thread; use the rest on the event loop.
-    """
+    # Any thread may read `state`, `info`, `failure` and `engine`. Use everything else on the event loop.
 
     key: str  # identifies the model in requests
     load: EngineSource
     load_beside: BesideSource | None = None
-    name: str = ""  # name in listings; '' if it has only the name in the file's metadata
+    name: str = ""  # name in listings; '': use the name in the file's metadata
     path: Path | None = None
     state: EngineState = "unloaded"
-    info: ModelInfo | None = None  # kept while unloaded
+    info: ModelInfo | None = None  # of the last load; kept when the model is unloaded
     failure: str = ""
     engine: ChatEngine | None = None
-    adapters: tuple[AdapterSource, ...] | None = None  # restored after unloading
+    adapters: tuple[AdapterSource, ...] | None = None  # at the time of unloading; loaded again with the model
     loads: int = 0  # number of loads so far
-    users: int = 0  # requests that keep it loaded
-    leaving: bool = False  # accepts no more requests, because it will be unloaded
+    users: int = 0  # number of requests that keep the model loaded
+    leaving: bool = False  # accepts no more requests, because it will be unloaded to make room for another model
     idle_since: float = 0.0
-    keep_alive_s: float | None = None  # from the last request, negative: unlimited; None: server's default
-    expires: asyncio.TimerHandle | None = None
+    keep_alive_s: float | None = None  # idle time that the last request set (negative: unlimited); None: host's default
+    expires: asyncio.TimerHandle | None = None  # timer that unloads the model
 
     @property
     def planned_bytes(self) -> int:
@@ -84,7 +83,7 @@ class ServedModel:
                     engine.adapters.remove(name)
                 else:
                     engine.adapters.add(wanted[name])
-            # An adapter whose file is missing is skipped.
+            # The model is useful without the adapter. Its file may have been deleted since.
             except NotsoError as error:
                 logger.warning("adapter %s was not loaded again: %s", name, error)
         return engine
@@ -106,20 +105,20 @@ logger = logging.getLogger("notso.web.engine")
 
 T = TypeVar("T")
 
-SUBMIT_THREADS = 2  # for template rendering and tokenization
+SUBMIT_THREADS = 2  # threads that render chat templates and tokenize prompts
 FOR_EVER = -1.0
 OTHERS_STAY_SECONDS = 300.0
-"""Default idle time before a model other than the default is unloaded."""
+"""Idle time after which models other than the default model are unloaded, if none is configured."""
 
 
 class EngineHost:
     """Owns all engines. Use on the event loop, except for the default model's properties.
 
-    A request `take`s its model, which keeps the model loaded, and gives it back when it ends.
+    A request calls `take`, which keeps its model loaded, and `give_back` when it ends.
     """
 
-    # keep_alive_s: idle seconds before unloading, negative: never; None: never for the default model,
-    # OTHERS_STAY_SECONDS for others.
+    # keep_alive_s: idle time in seconds after which a model is unloaded. Negative: never. None: never for the default
+    # model, OTHERS_STAY_SECONDS for others.
     def __init__(self, source: EngineSource, keep_alive_s: float | None = None) -> None:
         self.default = ServedModel("", source)
         self._models = {"": self.default}
@@ -127,8 +126,8 @@ class EngineHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.submitters = WorkerThreads(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
         self._when_changed: list[Callable[[], None]] = []
-        # Loads and unloads run one after another in the order requested. A model is loaded beside others if memory was
-        # planned for that, otherwise after another one has finished its requests and was unloaded.
+        # Loads and unloads run one at a time, in the order in which they were requested. If there is not enough memory
+        # for an additional model, another model is unloaded first, once its requests have ended.
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
@@ -178,14 +177,14 @@ class EngineHost:
                 await asyncio.to_thread(each.engine.forget_reading, name, scope=scope)
 
     def model(self, key: str | None) -> ServedModel:
-        """Return a model by key; None is the current default."""
+        """Return the model with this key; None: the default model."""
         return self.default if key is None else self._models[key]
 
     def known(self, path: Path) -> ServedModel | None:
         return next((each for each in self.models() if each.path == path), None)
 
     def add(self, path: Path, name: str, load: EngineSource, load_beside: BesideSource | None = None) -> ServedModel:
-        """Register the model at a resolved path. The first request loads it."""
+        """Register the model at a resolved path, without loading it."""
         served = self.known(path)
         if served is None:
             served = self._models[str(path)] = ServedModel(str(path), load, load_beside, name, path)
@@ -200,7 +199,7 @@ class EngineHost:
 
     def switch(self, to: EngineSource | ServedModel) -> None:
         """Make another model the default; running requests continue."""
-        # Requests that wait for the default model then wait for the new one.
+        # Requests that are waiting for the default model then wait for the new default.
         old = self.default
         if isinstance(to, ServedModel):
             self.default = to
@@ -208,7 +207,7 @@ class EngineHost:
             key = f"switched {len(self._models)}"
             self.default = self._models[key] = ServedModel(key, to)
         if old.state == "loading" and old is not self.default:
-            old.state = "unloaded"  # requests that name it load it again
+            old.state = "unloaded"  # abandon the load; a request that names the model will start a new one
         if self.default.state == "failed":
             self.default.state = "unloaded"
         self.want(self.default)
@@ -217,7 +216,7 @@ class EngineHost:
         self._tell()
 
     def switch_when_loaded(self, served: ServedModel) -> None:
-        """Make a model the default once loaded, unless loading fails or the default changes meanwhile."""
+        """Load a model, then make it the default unless loading failed or the default changed meanwhile."""
         old = self.default
 
         def look() -> None:
@@ -237,14 +236,14 @@ class EngineHost:
             self._in_turn(lambda: self._load(served))
 
     def try_again(self, key: str | None) -> None:
-        # The file or the free memory may have changed since the failure.
+        # Allow a failed model to be loaded again, because its file or the available memory may have changed. An initial
+        # model that has never been loaded is not retried, because the page asks the user what to do.
         served = self.model(key)
-        # A default that never loaded is not retried: the user chooses what to do.
         if served.state == "failed" and (served is not self.default or served.info is not None):
             served.state = "unloaded"
 
     def take(self, key: str | None) -> ServedModel | None:
-        """Hold a model for a request. Return None while it loads: retry on `when_changed`.
+        """Return a model and keep it loaded, or return None while it loads: retry on `when_changed`.
 
         Raises ModelError if it cannot be loaded.
         """
@@ -269,7 +268,7 @@ class EngineHost:
             self._tell()
 
     def keep(self, served: ServedModel, seconds: float) -> None:
-        """Set the idle time before unloading (negative: unlimited), which the next request resets."""
+        """Set the idle time before unloading (negative: unlimited). The next request resets it."""
         served.keep_alive_s = seconds
         self._count_down(served)
 
@@ -282,6 +281,7 @@ class EngineHost:
         return FOR_EVER if served is self.default else OTHERS_STAY_SECONDS
 
     async def settled(self) -> None:
+        # Wait until the first load of the default model has succeeded or failed: before that, its names are unknown.
         while self.default.state == "loading" and self.default.info is None:
             await self._change()
 
@@ -289,7 +289,7 @@ class EngineHost:
         self._when_changed.append(callback)
 
     def close(self) -> None:
-        """Close all engines; stop their requests first. `join` waits for them."""
+        """Start closing all engines; stop their requests first. `join` waits for the end."""
         for served in self.models():
             engine = served.engine
             served.engine, served.state = None, "stopped"
@@ -303,7 +303,7 @@ class EngineHost:
         self._tell()
 
     def join(self, seconds: float) -> bool:
-        """Wait for closing engines, off the loop. Return whether all ended in time."""
+        """Wait for engines to close; return whether all did in time. Call off the event loop."""
         for thread in list(self._threads):
             thread.join(seconds)
         return not any(thread.is_alive() for thread in self._threads)
@@ -324,7 +324,7 @@ class EngineHost:
         finally:
             for each in self.models():
                 each.leaving = False
-        if served.state != "loading":  # another default was chosen while it was being loaded
+        if served.state != "loading":  # another default was chosen during the load, so the engine is not needed
             if engine is not None:
                 await self._in_thread(engine.close)
         elif engine is None:
@@ -333,12 +333,13 @@ class EngineHost:
                 served.load.when_back(lambda: self._on_loop(lambda: self._back(served)))
         else:
             served.opened(engine)
-            engine.when_lost(partial(self._tell_lost, served, served.loads))  # avoids a reference cycle through engine
+            # The callback must not refer to the engine: a reference cycle would delay the release of its memory.
+            engine.when_lost(partial(self._tell_lost, served, served.loads))
             self._count_down(served)
         self._tell()
 
     async def _loaded_engine(self, served: ServedModel) -> ChatEngine | None:
-        # Load beside other engines if memory was planned for that, otherwise after closing some.
+        # Load next to the other engines if possible; otherwise close one after another until it is.
         while served.state == "loading":
             others = [each for each in self.loaded() if each is not served]
             if not others:
@@ -353,13 +354,13 @@ class EngineHost:
         return None
 
     async def _close_one(self, others: list[ServedModel], wanted: ServedModel) -> None:
-        # Closes the engine that has been idle for the longest time, or the first one to become idle.
+        # Close the engine that has been idle longest, preferably not the default one. If none is idle, wait for one.
         while wanted.state == "loading":
             idle = [each for each in others if not each.users and each.engine is not None]
             if idle:
                 await self._close(min(idle, key=lambda each: (each is self.default, each.idle_since)))
                 return
-            # Until one of them is idle, none accepts requests.
+            # Accept no new requests meanwhile, because with a steady load no engine would ever become idle.
             for each in others:
                 each.leaving = True
             await self._change()
@@ -369,7 +370,7 @@ class EngineHost:
         if engine is not None:
             await self._in_thread(engine.close)
             del engine
-            await self._in_thread(_give_back)  # before available memory is measured again
+            await self._in_thread(_give_back)  # the next load measures the available memory
         self._tell()
 
     async def _unload(self, served: ServedModel) -> None:
@@ -383,11 +384,12 @@ class EngineHost:
             self.want(served)
 
     def _tell_lost(self, served: ServedModel, load: int) -> None:
-        # Called in the engine's thread.
+        # The engine calls this in its own thread.
         self._on_loop(lambda: self._lost(served, load))
 
     def _lost(self, served: ServedModel, load: int) -> None:
-        # After a GPU failure the model is reloaded on the CPU; a remote engine is connected again.
+        # Loading again uses the CPU after a GPU failure, and connects again to a remote engine. `load` is the number of
+        # the load that was lost; a newer engine is not affected.
         if served.loads == load and served.engine is not None:
             logger.warning("the engine no longer responds; loading it again")
             self._in_turn(partial(self._in_thread, served.engine.close))
@@ -434,7 +436,8 @@ class EngineHost:
             task.add_done_callback(self._tasks.discard)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        # A daemon thread does not delay shutdown, as the executor's threads would.
+        # The interpreter waits for an executor's threads at exit. It does not wait for daemon threads, so a load that
+        # takes long does not delay shutdown.
         future: asyncio.Future[T] = cast(asyncio.AbstractEventLoop, self._loop).create_future()
 
         def done(result: T | None, error: BaseException | None) -> None:
@@ -473,7 +476,8 @@ class EngineHost:
 
 
 def _give_back() -> None:
-    # Engines may be in reference cycles, and the C library keeps freed memory.
+    # An engine in a reference cycle is only freed by the garbage collector, and the C library keeps freed memory until
+    # `give_back_freed` returns it to the system.
     gc.collect()
     give_back_freed()
 

@@ -1,7 +1,7 @@
-"""Prometheus metrics under vLLM's names with prefix `notso`, and under llama.cpp's names, so that dashboards can be
-reused.
+"""Prometheus metrics under vLLM's names with the prefix `notso`, and under llama.cpp's names, so that existing
+dashboards can be reused.
 
-Labels come from fixed sets only: no addresses, names or user text.
+Labels have values from fixed sets only: no addresses, user names or user text.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _llama_cpp_counter(name: str, help: str, value: float) -> Metric:
     return CounterMetricFamily(f"llamacpp:{name}", help, value=value)
 
 
-FIRST_ESTIMATE_SECONDS = 10.0
+FIRST_ESTIMATE_SECONDS = 10.0  # assumed seconds per answer before the first answer has been measured
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -60,7 +60,7 @@ _TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5,
 
 
 class Metrics:
-    """Request counters and histograms, with engine statistics at collection time."""
+    """Request counters and histograms, and engine statistics read at collection time."""
 
     def __init__(self, engine: EngineHost) -> None:
         self._generations = 0
@@ -84,13 +84,13 @@ class Metrics:
         self._reasoning = Counter("notso_reasoning_tokens", "Reasoning tokens generated.", registry=registry)
         self._success = Counter(
             "notso_request_success",
-            "Requests that finished uncanceled.",
+            "Requests that finished without being canceled.",
             ["finished_reason"],
             registry=registry,
         )
         self._cancelled = Counter("notso_request_cancelled", "Requests that were canceled.", registry=registry)
         for reason in ("stop", "length", "tool_calls"):
-            self._success.labels(reason)  # export zeros from the start
+            self._success.labels(reason)  # creates the series, so that it is exported as 0 before the first request
         self._http = Counter("notso_http_requests", "HTTP requests.", ["method", "route", "status"], registry=registry)
         self._http_seconds = Histogram(
             "notso_http_request_duration_seconds",
@@ -101,7 +101,7 @@ class Metrics:
         )
 
     def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """Record the end of an answer. Failed answers (None) are not counted."""
+        """Record the end of an answer, unless it failed (None)."""
         if usage is None or finish_reason is None:
             return
         if finish_reason == "cancelled":
@@ -122,21 +122,21 @@ class Metrics:
 
     @property
     def mean_generation_seconds(self) -> float:
-        """Mean seconds per answer without queueing; an estimate before the first answer."""
+        """Mean seconds per answer, excluding the queue; an estimate before the first answer."""
         return self._generation_seconds / self._generations if self._generations else FIRST_ESTIMATE_SECONDS
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        # `route` is the path template, never the path: labels come from fixed sets.
+        # `route` must be the route's path template, because each path as a label would create a new time series.
         self._http.labels(method if method in METHODS else "other", route, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
     def text(self) -> bytes:
-        """Return the text exposition. Call off the event loop."""
+        """Return the metrics in Prometheus's text format. Call off the event loop."""
         return generate_latest(self._registry)
 
 
 class RequestMetrics:
-    """ASGI middleware that counts requests, including those that inner middleware rejects."""
+    """ASGI middleware that counts requests, including those rejected by the middleware inside it."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -147,7 +147,7 @@ class RequestMetrics:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status = 500  # if no response starts
+        status = 500  # recorded if no response starts
 
         async def send_noted(message: Message) -> None:
             nonlocal status
@@ -171,12 +171,12 @@ class _Now(Collector):
         yield _gauge("model_loaded", "1 if the default model is loaded, else 0.", int(self._engine.state == "ready"))
         yield _gauge(
             "process_resident_memory_bytes",
-            "Memory with pages of mapped files.",
+            "Resident memory, including pages of mapped files.",
             memory.resident_bytes,
         )
         yield _gauge(
             "process_held_memory_bytes",
-            "Memory without pages of mapped files.",
+            "Memory in RAM or swap, excluding pages of mapped files.",
             memory.held_bytes,
         )
         if info is None or stats is None:

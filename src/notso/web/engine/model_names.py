@@ -1,4 +1,4 @@
-"""Model names: resolution for requests and chats, adapters and listings."""
+"""Model names: resolves the names of models and adapters in requests and chats, and lists the available ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from notso.web.values.errors import Problem
 from notso.web.values.wording import ordinal, translated, words
 
 FAMILY = "smollm3"
-"""Fallback name of the default model, unless a file has that name. It is independent of the model's size."""
+"""Name that selects the default model, whatever its size, unless an installed file has this name."""
 LATEST = ":latest"
-"""Tag by which Ollama's clients name the default version."""
+"""Tag that Ollama's clients append to names without a tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def names_of(info: ModelInfo) -> frozenset[str]:
 
 
 def listed_names(installed: Installed) -> frozenset[str]:
-    """Return the lower-case names of an installed file: listed name and stem."""
+    """Return a file's listed name and its stem, in lower case."""
     names = (installed.model.name, installed.model.path.stem)
     return frozenset("-".join(name.lower().split()) for name in names)
 
@@ -58,7 +58,7 @@ def answering(host: EngineHost, choice: ModelChoice, info: ModelInfo) -> ModelIn
 
 
 def adapters_of(served: ServedModel) -> list[str]:
-    """Return the model's adapters; if it is unloaded, those that it had."""
+    """Return the names of a model's adapters, even while it is unloaded."""
     if served.engine is not None:
         return list(served.engine.adapters.infos)
     return [source.name for source in served.adapters or ()]
@@ -66,7 +66,8 @@ def adapters_of(served: ServedModel) -> list[str]:
 
 async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str | None) -> ModelChoice | None:
     """Resolve the name of a model, adapter or `model:adapter`. Return None if unknown."""
-    # Precedence: default model, its adapters, installed files, family name. An adapter never hides a model.
+    # Candidates, in this order: the default model, its adapters, installed files, the family name. An adapter with the
+    # name of an installed file is skipped, so that it never hides a model.
     if wanted is None:
         return ModelChoice()
     name = wanted.lower()
@@ -79,7 +80,7 @@ async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str |
     if not colon or base == FAMILY or base in own:
         adapter = _spelt(last, adapters_of(host.default))
         if adapter is not None and name != FAMILY and not await _is_file(host, registry, name):
-            # The key keeps the adapter with its current model if the default changes.
+            # Return the model's key, because None would select the adapter in another model after the default changes.
             return ModelChoice(host.default.key, adapter)
     found = await _among_files(host, registry, name) if registry is not None else None
     return ModelChoice() if found is None and name == FAMILY else found
@@ -103,7 +104,8 @@ async def _among_files(host: EngineHost, registry: ModelRegistry, name: str) -> 
     adapter = _spelt(last, adapters_of(served)) if served is not None else None
     if served is not None and adapter is not None:
         return ModelChoice(served.key, adapter)
-    for each in host.models():  # by the name in the file's metadata, under which a former default was listed
+    # A former default model was listed under the name in its file's metadata, which clients may still use.
+    for each in host.models():
         names = names_of(each.info) if each.info is not None else frozenset()
         if name in names:
             return ModelChoice(each.key)
@@ -114,7 +116,7 @@ async def _among_files(host: EngineHost, registry: ModelRegistry, name: str) -> 
 
 
 def served_file(host: EngineHost, registry: ModelRegistry, installed: Installed) -> ServedModel:
-    """Register an installed file's model. The first request loads it."""
+    """Register an installed file's model, without loading it."""
     path, beside = installed.path, registry.load_beside
     name = "-".join(installed.model.name.lower().split())
     return host.add(
@@ -126,14 +128,14 @@ def served_file(host: EngineHost, registry: ModelRegistry, installed: Installed)
 
 
 def other_models(host: EngineHost, registry: ModelRegistry) -> list[Installed]:
-    """List installed SmolLM3 files except for the default model. Blocks on the disk."""
+    """List the installed SmolLM3 files, except the default model's. Blocks on the disk."""
     inventory = take_inventory(None, registry.folder)
     default = host.default.path
     return [each for each in inventory.installed if each.model.is_smollm3 and each.model.path.resolve() != default]
 
 
 def _called(name: str, installed: Iterable[Installed]) -> Installed | None:
-    # Full names match before names without a tag.
+    # A full name takes precedence over a name without its tag (the part after the colon).
     listed = list(installed)
     for each in listed:
         if name in listed_names(each) or name == each.key:
@@ -147,13 +149,13 @@ def _spelt(name: str, adapters: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    info: ModelInfo  # static
-    stats: EngineStats  # current
+    info: ModelInfo
+    stats: EngineStats
     memory: ProcessMemory
 
     @property
     def layers_without_rope(self) -> str:
-        """Layer numbers counted from 1, such as `every 4th (9 of 36)`."""
+        """Layer numbers, counted from 1, as in `every 4th (9 of 36)`."""
         layers = sorted(layer + 1 for layer in self.info.layers_without_rope)
         steps = {after - before for before, after in itertools.pairwise(layers)}
         named = ", ".join(map(str, layers))
@@ -164,7 +166,7 @@ class ModelFacts:
 
     @property
     def cache_percent(self) -> int:
-        """Share of the cache held by running answers and cached prompts."""
+        """Percentage of the KV cache that running answers and cached prompts occupy."""
         stats = self.stats
         return 100 * (stats.kv_blocks_used + stats.kv_blocks_cached) // stats.kv_blocks if stats.kv_blocks else 0
 
@@ -178,7 +180,7 @@ def model_facts(engine: EngineHost) -> ModelFacts | None:
 
 
 async def chosen_model(host: EngineHost, registry: ModelRegistry | None, name: str | None) -> ModelChoice:
-    """Resolve a chat's model. Raises Problem if unknown or not loadable."""
+    """Resolve a chat's model name. Raises Problem if unknown or not loadable."""
     choice = DEFAULT_MODEL
     if name is not None:
         await host.settled()
@@ -194,7 +196,8 @@ async def chosen_model(host: EngineHost, registry: ModelRegistry | None, name: s
 async def loaded_engine(
     host: EngineHost, registry: ModelRegistry | None, name: str | None
 ) -> tuple[ChatEngine | None, ModelChoice]:
-    """Return the named engine if loaded, and the choice; for work that does not justify loading."""
+    """Return the named model's engine, or None if it is not loaded, and the resolved name."""
+    # For work that does not justify loading a model.
     try:
         choice = await chosen_model(host, registry, name)
     except Problem:
@@ -203,7 +206,7 @@ async def loaded_engine(
 
 
 async def choosable_names(host: EngineHost, registry: ModelRegistry | None) -> list[str]:
-    """List the default model, other installed models, and their adapters."""
+    """Return the names of the default model, other installed models, and their adapters."""
     names: list[str] = []
     if host.info is not None:
         names = [model_id(host.info), *(adapter_id(host.info, each) for each in adapters_of(host.default))]

@@ -1,4 +1,4 @@
-"""Model files on this machine, identified by keys that contain no path, and adapter files in the operator's folder."""
+"""Model files on this machine, which clients select by keys instead of paths, and the operator's adapter files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AdapterFile:
 
 
 def adapter_files(folder: Path | None) -> list[AdapterFile]:
-    """List adapters directly in the folder; empty if unreadable. Blocks on the disk."""
+    """List the adapters directly in a folder; none if unreadable. Blocks on the disk."""
     if folder is None:
         return []
     try:
@@ -47,13 +47,13 @@ def adapter_files(folder: Path | None) -> list[AdapterFile]:
 
 
 def name_of(path: Path) -> str:
-    """Derive a name usable in requests from an adapter's path."""
+    """Derive an adapter's name in requests from its path."""
     stem = path.stem if path.suffix == ".gguf" else path.name
     return _NO_NAME.sub("-", stem).strip("._-")[:64] or "adapter"
 
 
 def within(folder: Path, name: str) -> Path | None:
-    """Resolve a path within the folder. Return None if it leads outside, also through links."""
+    """Resolve a path in `folder`. Return None if it leads outside, even through links."""
     try:
         root, path = folder.resolve(), (folder / name).resolve()
     except (OSError, ValueError):
@@ -62,32 +62,33 @@ def within(folder: Path, name: str) -> Path | None:
 
 
 ModelLoader = Callable[[Path | None], ChatEngine]
-"""Loads a model file, or the demo for None. Blocks; raises ModelError."""
+"""Function that loads a model file, or the demo model for None. Blocks; raises ModelError."""
 
 BesideLoader = Callable[[Path | None, int], ChatEngine]
-"""Like `BesideSource`, for a model file, or the demo for None."""
+"""Like ModelLoader, while other engines are loaded whose planned memory in bytes is the second argument. Also raises
+OutOfMemoryError (see `BesideSource`)."""
 
 FileCheck = Callable[[Path | None], None]
-"""Checks a file's headers. Raises NotsoError if the model cannot run."""
+"""Function that checks the headers of a model file. Raises NotsoError if the model cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRegistry:
     load: ModelLoader
-    folder: Path | None = None  # folder of the initial model, if that was given by path
-    load_beside: BesideLoader | None = None  # None: one model at a time
-    check: FileCheck | None = None  # rejects a file before other models are unloaded for it
+    folder: Path | None = None  # folder of the initial model, if it was specified by path
+    load_beside: BesideLoader | None = None  # None: only one model can be loaded at a time
+    check: FileCheck | None = None  # rejects unusable files before other models are unloaded to make room for them
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    key: str  # used in forms, so that no path comes from a client
+    key: str  # used in forms instead of the path, so that clients cannot choose arbitrary paths
     model: LocalModel
     in_use: bool
 
     @property
     def path(self) -> Path | None:
-        """Path to load; None is the demo."""
+        """Path to load, or None for the demo model."""
         return None if self.model.where == "built in" else self.model.path
 
 
@@ -107,7 +108,7 @@ class Inventory:
         return next((each for each in self.installed if each.key == key), None)
 
     def like(self, name: str) -> list[Installed]:
-        """Find models by name or part of a name; exact matches win."""
+        """Return the models with this name, or else those with a name or key that contains it."""
         wanted = name.casefold().strip()
         found = [each for each in self.installed if wanted and wanted in f"{each.key} {each.model.name}".casefold()]
         return [each for each in found if each.model.name.casefold() == wanted] or found
@@ -116,7 +117,7 @@ class Inventory:
 def take_inventory(info: ModelInfo | None, folder: Path | None) -> Inventory:
     models: dict[Path, LocalModel] = {}
     for model in local_models([folder] if folder else []):
-        models.setdefault(model.path.resolve(), model)  # a file may be found through several folders
+        models.setdefault(model.path.resolve(), model)  # links in several folders may lead to the same file
     in_use = Path(info.path).resolve() if info is not None and info.path else None
     installed = tuple(Installed(_key(model), model, path == in_use) for path, model in models.items())
     here = {each.model.name for each in installed if each.model.where == "cache"}

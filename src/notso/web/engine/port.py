@@ -1,4 +1,6 @@
-"""Engine interface used by the web layer; tests substitute a scripted engine."""
+"""Interface through which the web layer uses an engine. The real engine, the remote engine and the tests' scripted
+engine implement it.
+"""
 
 from __future__ import annotations
 
@@ -90,25 +92,25 @@ class Request:
 
 
 class Generation(Protocol):
-    """Replayable event log of one answer. Thread-safe."""
+    """Events of one answer, kept for later readers. Thread-safe."""
 
     @property
     def finished(self) -> bool: ...
 
     def read(self, after: int = 0) -> list[Event]:
-        """Return available events from number `after`. Never blocks."""
+        """Return the available events from index `after` on. Never blocks."""
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """Yield all events, blocking between them."""
+        """Yield all events from index `after` on; block between them."""
 
     def subscribe(self, notify: Callable[[], None]) -> None:
         """Call `notify` from the engine's thread on every change; it must not block."""
 
     def stop(self) -> None:
-        """End with finish reason 'cancelled' within one step."""
+        """End the answer within one engine step, with finish reason 'cancelled'."""
 
     def answer_now(self) -> None:
-        """End the reasoning so that the answer begins."""
+        """End the reasoning, so that the model writes the answer now."""
 
 
 class Adapters(Protocol):
@@ -116,14 +118,14 @@ class Adapters(Protocol):
     def infos(self) -> Mapping[str, AdapterInfo]: ...
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        """Load an adapter. Raises NotsoError if the name is taken or the file unusable."""
+        """Load an adapter. Raises NotsoError if the name is taken or the file is unusable."""
 
     def remove(self, name: str) -> None:
         """Unload an adapter. Raises InvalidRequestError if unknown."""
 
 
 class ChatEngine(Protocol):
-    """Generates answers in its own thread. Methods block: call off the event loop."""
+    """Generates answers in its own thread. Methods block, so call them off the event loop."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -134,7 +136,7 @@ class ChatEngine(Protocol):
     def submit(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
-        """Queue a request. Raises ModelError if it does not fit, the queue is full, or the engine is closed."""
+        """Queue a request. Raises ModelError if the prompt is too long, the queue is full, or the engine is closed."""
 
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
@@ -169,7 +171,7 @@ class ChatEngine(Protocol):
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Return the receipt of an answer, given its seed (in `params`) and tokens (`options.replay`).
+        """Return an answer's receipt, for verification, given its seed (in `params`) and `options.replay`.
 
         Raises the errors of `submit`.
         """
@@ -183,16 +185,16 @@ class ChatEngine(Protocol):
         """Delete the cache of a pinned prefix (see FixedPrefix), in memory and on disk."""
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call `callback` from an engine thread after a GPU failure.
+        """Call `callback` from another thread after a GPU failure or lost connection.
 
-        By then, running answers have ended with an error. The engine must be loaded again.
+        By then, running answers have failed. The engine must be loaded again.
         """
 
     def close(self) -> None: ...
 
 
 EngineSource = Callable[[], ChatEngine]
-"""Loads the engine in its own thread. May block and raise ModelError."""
+"""Function that loads an engine. It blocks, so it is called in a separate thread, and may raise ModelError."""
 
 
 @runtime_checkable

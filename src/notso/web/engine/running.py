@@ -1,6 +1,6 @@
 """Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation.
 
-If its owner has a quota, the maximum number of tokens that a request may use is reserved before it starts.
+If the owner of a request has a token quota, the most tokens that the request can use are reserved before it starts.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Quotas(Protocol):
     def has_quota(self, owner: str) -> bool: ...
 
     async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
-        """Reserve the requests' maximum use. Raises QuotaError or StorageError."""
+        """Reserve the most tokens the requests can use. Raises QuotaError or StorageError."""
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
-        """Return whether this prompt and one answer token fit in the quota."""
+        """Return whether the quota allows a prompt of this length and one answer token."""
 
     def ended(self, owner: str, usage: Usage | None, reservation: Reservation | None) -> None: ...
 
@@ -56,10 +56,10 @@ class Submission:
     params: SamplingParams
     options: RequestOptions
     engine: ChatEngine | None = None
-    begin: Callable[[], Generation] | None = None  # submits what `engine` has prepared, once
+    begin: Callable[[], Generation] | None = None  # submits the prompt that `engine` has prepared; call once
 
     def to(self, engine: ChatEngine) -> Generation:
-        """Submit to an engine. May raise ModelError."""
+        """Submit to an engine. Raises ModelError."""
         if self.begin is not None and self.engine is engine:
             return self.begin()
         return engine.submit(self.prompt, self.params, self.options)
@@ -70,7 +70,7 @@ class Submission:
             return self
         least = min(self.params.min_tokens, answer_tokens)
         params = replace(self.params, max_tokens=answer_tokens, min_tokens=least)
-        # A prepared request has the old limit.
+        # Drop the prepared request, because it contains the old limit.
         return replace(self, params=params, engine=None, begin=None)
 
 
@@ -83,7 +83,7 @@ class Submissions:
 
 
 def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
-    """Return the maximum tokens of a submission. Raises ModelError. Blocks."""
+    """Return the most tokens that a submission can use. Raises ModelError. Blocks."""
     prompt, options = submission.prompt, submission.options
     context = engine.info.context_of(options)
     if isinstance(prompt, str):
@@ -92,7 +92,7 @@ def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
         length = len(prompt)
     else:
         length = engine.count_tokens(cast(Sequence[Message], prompt), options)
-    length = min(length, context)  # a longer prompt is trimmed or rejected by the engine
+    length = min(length, context)  # the engine trims or rejects longer prompts
     room = max(1, context - length)
     return Wanted(length, 0 if options.prompt_only else min(submission.params.max_tokens or room, room))
 
@@ -100,17 +100,18 @@ def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
 access_log = logging.getLogger("notso.access")
 
 Ask = Callable[[ChatEngine], Iterable[Generation]]
-"""Function that submits to an engine; may block and raise ModelError. Must be Submissions if there are quotas."""
+"""Function that submits to an engine. It may block and raise ModelError. For owners with a quota, it must be a
+Submissions object, from which the number of tokens to reserve is computed."""
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
 OnEnd = Callable[[Usage | None, FinishReason | None], None]
 
 MOST_AT_ONCE = 32
-"""Events per batch; other tasks run in between while a late reader catches up."""
+"""Maximum events per batch. Other tasks run between the batches when a reader that joined late catches up."""
 BEFORE_THE_FIRST_STEP = ("queued", "trimmed")
 
 
 class Wakes:
-    """Coalesces wake-ups of the event loop from other threads."""
+    """Queues callbacks from other threads, and wakes the event loop once for several."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -135,7 +136,7 @@ class Wakes:
 class RunningRequest:
     """A request with one generation per choice. Use on the event loop.
 
-    `on_end` is called once per generation with a finish reason. The code that opens a request must `close` it.
+    `on_end` is called once per generation, unless it failed. The code that opens a request must `close` it.
     """
 
     def __init__(self, among: RunningRequests, name: str, owner: str, choices: int, on_end: OnEnd | None) -> None:
@@ -176,9 +177,9 @@ class RunningRequest:
         return 0 if self._stopped else self._choices - len(self._taken_up)
 
     async def load(self, model: str | None = None) -> ChatEngine | None:
-        """Hold a model until `close`, waiting while it loads.
+        """Wait until a model is loaded, and keep it loaded until `close`.
 
-        Returns None if stopped meanwhile. Raises ModelError if the model cannot answer.
+        Returns None if stopped meanwhile. Raises ModelError if loading fails.
         """
         host = self._among.host
         if self._served is not None and self._served.engine is None:  # lost by a GPU failure
@@ -194,7 +195,7 @@ class RunningRequest:
         return self._served.engine if self._served is not None else None
 
     async def begin(self, ask: Ask, off_loop: OffLoop | None = None, *, model: str | None = None) -> None:
-        """Submit to the engine of `model`. No events follow if stopped meanwhile.
+        """Submit to the engine of `model`, unless the request is stopped meanwhile.
 
         Raises the errors of `ask`, `load` and `reserve`.
         """
@@ -205,7 +206,7 @@ class RunningRequest:
                 ask = await self.reserve(engine, ask, off_loop)
             if engine is not None and not self._stopped:
                 self._submitting = True
-                context = contextvars.copy_context()  # with the request id for the engine's log records
+                context = contextvars.copy_context()  # the engine's log records contain its request id
                 await off_loop(lambda: context.run(self._submit, engine, ask))
         except BaseException:
             self._submitting = False
@@ -218,9 +219,9 @@ class RunningRequest:
             generation.subscribe(self._notify)
 
     async def reserve(self, engine: ChatEngine, ask: Ask, off_loop: OffLoop | None = None) -> Ask:
-        """Reserve quota for `ask` until `close`; return `ask`, limited to the reservation.
+        """Reserve quota until `close`; return `ask` with `max_tokens` limited to the reservation.
 
-        Idempotent for equal `ask`. Raises QuotaError, StorageError or ModelError.
+        Repeated calls reserve once. Raises QuotaError, StorageError or ModelError.
         """
         quotas = self._among.quotas
         if quotas is None or not quotas.has_quota(self.owner):
@@ -250,9 +251,9 @@ class RunningRequest:
     async def events(
         self, *, pace_s: float = 0.0, silence_s: float | None = None
     ) -> AsyncIterator[tuple[int, list[Event]]]:
-        """Yield (choice number, next events) until the end, and an empty list after `silence_s` of silence.
+        """Yield (choice number, new events) until the end, and (0, []) whenever `silence_s` pass without events.
 
-        Events are batched over `pace_s`. Any number of readers may follow independently.
+        Batches are at least `pace_s` apart. Several readers may iterate independently.
         """
         news = asyncio.Event()
         self._readers.add(news)
@@ -286,9 +287,9 @@ class RunningRequest:
             self._readers.discard(news)
 
     def stop(self, *, by_asker: bool = False) -> None:
-        """End the request. With `by_asker` (its sender stopped it), the text so far counts as the answer."""
+        """Stop the request. `by_asker`: its sender stopped it, so the text so far counts as the answer."""
         self.stopped_by_asker = self.stopped_by_asker or by_asker
-        self._stopped = True  # first: generations submitted from here on stop themselves
+        self._stopped = True  # set before the loop below: _submit stops the generations that it adds after this
         self._go_on()
         for generation in list(self._generations):
             if not generation.finished:
@@ -322,7 +323,8 @@ class RunningRequest:
 
     def _submit(self, engine: ChatEngine, ask: Ask) -> None:
         for generation in ask(engine):
-            self._generations.append(generation)  # before checking: `stop` sets the flags and then reads this list
+            # Append before checking the flags, because `stop` sets its flag and then reads the list, in another thread.
+            self._generations.append(generation)
             if self._hurried:
                 generation.answer_now()
             if self._stopped:
@@ -330,7 +332,7 @@ class RunningRequest:
                 return
 
     def _notify(self) -> None:
-        # Called in the engine's thread after each write; skipped while no reader waits.
+        # The engine calls this in its thread after each write. Wake the event loop only if a reader waits for events.
         if self._wanted:
             self._wanted = False
             self._among.wakes.wake(self._loop, self._wake)
@@ -340,7 +342,7 @@ class RunningRequest:
         for news in self._readers:
             news.set()
         if not self._readers and not self.finished:
-            self._wanted = True  # for the end of the generation
+            self._wanted = True  # there is no reader, but the end of the generation must still be handled
 
     def _go_on(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -357,7 +359,7 @@ class RunningRequest:
                 if self._among.quotas is not None:
                     held = self._reserved[number] if number < len(self._reserved) else None
                     self._among.quotas.ended(self.owner, usage, held)
-                # Run in the context in which the request was opened or adopted.
+                # Use the context in which the request was opened or adopted, which contains its request id.
                 for told in self._among.at_end:
                     self._context.run(told, self.owner, usage)
                 if reason is not None and self._on_end is not None:
@@ -388,8 +390,10 @@ class RunningRequests:
     def __init__(self, host: EngineHost, most_waiting: int) -> None:
         self.host = host
         self.wakes = Wakes()
-        self.at_end: list[Callable[[str, Usage | None], None]] = []  # receives each generation's owner and usage
-        self.quotas: Quotas | None = None  # reserves tokens before each request and accounts for them at its end
+        self.at_end: list[
+            Callable[[str, Usage | None], None]
+        ] = []  # called with the owner and usage of each generation
+        self.quotas: Quotas | None = None  # reserves tokens before each request and counts the tokens used at its end
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
         self._one_less = asyncio.Event()
@@ -417,9 +421,9 @@ class RunningRequests:
     def open(
         self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None, counts: bool = True
     ) -> RunningRequest:
-        """Open a request without the admission check.
+        """Open a request even if the queue is full.
 
-        `counts`: whether the request counts as waiting; False for background work.
+        `counts`: whether `admit` counts it as waiting; False for background work.
         """
         request = RunningRequest(self, name, owner, choices, on_end)
         self._open[request] = counts
@@ -456,7 +460,7 @@ class RunningRequests:
 class Prepared:
     engine: ChatEngine
     request: Request
-    begin: Callable[[], Generation]  # submits the request, once
+    begin: Callable[[], Generation]  # submits the request; call once
 
 
 def prepare(engine: ChatEngine, request: Request) -> Prepared:
@@ -465,7 +469,7 @@ def prepare(engine: ChatEngine, request: Request) -> Prepared:
 
 
 def asks(request: Request, prepared: Prepared | None = None) -> Submissions:
-    """Return the submission of a request; reuse `prepared` if it matches."""
+    """Return the submission of a request; use `prepared` if it belongs to an equal request."""
     submission = Submission(request.messages, request.params, request.options)
     if prepared is not None and prepared.request == request:
         submission = replace(submission, engine=prepared.engine, begin=prepared.begin)

@@ -1,1 +1,1 @@
-"""Replicas (servers that share a database): messages between them, and reading of each other's answers."""
+"""Replicas (servers that share a database): they exchange messages, and stream each other's answers to browsers."""

@@ -1,6 +1,7 @@
-"""Communication between replicas (servers that share a database). Messages are short-lived and may be lost.
+"""Communication between replicas (servers that share a database). Messages are kept for a short time only, and may be
+lost.
 
-`Alone`, the default, serves a single server.
+`Alone` is the implementation for a single server, and the default.
 """
 
 from __future__ import annotations
@@ -12,30 +13,32 @@ from typing import Any, Protocol
 Body = Mapping[str, Any]
 """A JSON object."""
 Heard = Callable[[Body], None]
+"""Function that handles a message from another replica."""
 Take = Callable[[Body], bool]
-"""Applies changes to a copy. Returns False if earlier ones are missing; all changes are then sent again."""
+"""Function that applies changes of a published log to a copy. It returns False if earlier changes are missing; then it
+is called again with all changes."""
 
 
 class GrowingLog(Protocol):
-    """Log that grows in numbered steps on one replica; others keep copies."""
+    """Log of changes with increasing numbers. One replica writes it, others keep copies."""
 
     at_change: Callable[[], None] | None
 
     @property
     def number(self) -> int:
-        """Increases with every change."""
+        """Number of the last change."""
 
     @property
     def finished(self) -> bool: ...
 
     def changes(self, after: int) -> Body:
-        """Return the changes after number `after`, or all if it is -1."""
+        """Return the changes after number `after`; -1: all."""
 
 
 class Exchange(Protocol):
     """Message exchange. Use on the event loop.
 
-    Only the coroutines wait for another machine.
+    Only the coroutines wait for the network.
     """
 
     @property
@@ -43,46 +46,46 @@ class Exchange(Protocol):
 
     @property
     def is_away(self) -> bool:
-        """Whether the last attempt to reach the others failed."""
+        """Whether the last attempt to reach the other replicas failed."""
 
     def tell(self, kind: str, **body: Any) -> None:
-        """Send a message to all other replicas once they are reachable. If too many wait, the oldest are dropped."""
+        """Send a message to all other replicas once they are reachable. If too many wait, drop the oldest."""
 
     def hear(self, kind: str, heard: Heard) -> None:
-        """Subscribe to messages of a kind."""
+        """Subscribe `heard` to messages of this kind."""
 
     def after_a_gap(self, act: Callable[[], None]) -> None:
-        """Call `act` when messages may have been missed."""
+        """Call `act` whenever messages may have been lost."""
 
     def publish(self, name: str, log: GrowingLog) -> None:
-        """Publish a log under a name until its end."""
+        """Send the changes of a log until it is finished."""
 
     def following(self, name: str, take: Take) -> AbstractContextManager[None]:
-        """Receive a published log's changes from the start while the context is open."""
+        """While the context is open, pass the changes of a published log to `take`."""
 
     async def claim(self, name: str, holder: str) -> str:
-        """Claim a name until `release` or the end of this replica.
+        """Claim a name for `holder` until `release` or the end of this replica.
 
-        Returns '' on success, otherwise the current holder. If the others are unreachable, the claim is only local.
+        Returns '' on success, otherwise the current holder. Succeeds if the other replicas are unreachable.
         """
 
     def release(self, name: str) -> None: ...
 
     async def is_held(self, name: str) -> bool:
-        """Return whether a running replica holds the name; True if unknown."""
+        """Return whether a running replica has claimed the name; True if unknown."""
 
     async def remember(self, name: str, value: str, seconds: float) -> None:
-        """Store a value for all replicas, if reachable."""
+        """Store a value for all replicas, if possible."""
 
     async def recall(self, name: str) -> str | None:
-        """Return a stored value, or None if it is missing or unreachable."""
+        """Return a stored value; None if missing or unreachable."""
 
     async def forget(self, name: str) -> None: ...
 
     def start(self) -> None: ...
 
     async def close(self) -> None:
-        """Close after a last attempt to send."""
+        """Try to send the waiting messages, then close."""
 
 
 class Alone:

@@ -1,4 +1,6 @@
-"""Creates the exchange and the request counters for a URL. Only this module imports the Valkey client, if needed."""
+"""Creates the exchange and the request counters for a Valkey URL. The Valkey client is an optional dependency, so it is
+imported only if there is a URL.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ DEFAULT_PORT = 6379
 
 
 def exchange_at(url: str | None) -> Exchange:
-    """Return the exchange, `Alone` without a URL. Raises SettingsError if the extra is missing or the URL invalid."""
+    """Return the exchange, or `Alone` without a URL. Raises SettingsError for a missing extra or an invalid URL."""
     if url is None:
         return Alone()
     try:
@@ -38,7 +40,7 @@ def counters_at(url: str | None) -> Counters:
 
 
 def _with_port(url: str) -> str:
-    # Not every client library knows Valkey's default port.
+    # Add the default port, because not every client library knows it.
     parts = urlsplit(url)
     if parts.scheme == "unix" or not parts.hostname or parts.port is not None:
         return url

@@ -1,6 +1,7 @@
-"""Turns (answers being generated in chats) on several replicas.
+"""Connects the turns (answers being generated in chats) of several replicas.
 
-Logs of local turns are published, those of remote turns are copied for readers, and user actions are forwarded.
+Each replica publishes the logs of its own turns, copies the logs of other replicas' turns when a browser reads them,
+and forwards user actions, such as stopping an answer, to the replica that runs the turn.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from notso.web.values.errors import Problem, StorageError
 from notso.web.values.wording import words
 
 FIRST_SECONDS = 0.5
-"""Maximum wait for a copy's first content, to avoid showing an empty answer."""
+"""Maximum wait for a copy's first content. Without the wait, the page would show an empty answer first."""
 SILENT_SECONDS = 1.0
-"""After this time without changes, the database is queried to see whether the turn has ended."""
+"""Time without changes after which the database is queried, in case the turn has ended unnoticed."""
 UNREAD_SECONDS = 5.0
-"""Time before an unread copy is dropped; a reader that reconnects within it finds the copy."""
+"""Time after which a copy without readers is dropped. A reader that reconnects earlier finds the copy."""
 
 
 @dataclass(eq=False)
 class _Copy:
+    # Copy of the log of a turn that runs on another replica.
+
     owner: str
     generation_id: str
     log: TurnLog = field(default_factory=TurnLog)
     first: asyncio.Event = field(default_factory=asyncio.Event)  # set on the first content
     look: asyncio.Event = field(default_factory=asyncio.Event)  # set to query the database at once
-    news: int = 0
+    news: int = 0  # number of messages received
 
     def take(self, body: Body) -> bool:
         self.news += 1
@@ -47,7 +50,7 @@ class _Copy:
 
 
 class TurnRelay:
-    """Connects turns with other replicas, if there are any. Use on the event loop."""
+    """Connects this replica's turns with other replicas. Use on the event loop."""
 
     def __init__(self, exchange: Exchange, turns: Turns, feed: Feed, store: ChatStore) -> None:
         self._exchange = exchange
@@ -66,7 +69,7 @@ class TurnRelay:
             exchange.after_a_gap(self._after_a_gap)
 
     async def log_of(self, owner: str, message: StoredMessage) -> TurnLog | None:
-        """Return the copied log of an unfinished remote answer; None for a single server."""
+        """Return a copy of the log of another replica's running turn; None for a single server."""
         if not self._exchange.is_shared:
             return None
         copy = self._copies.get(message.generation_id or "")
@@ -97,7 +100,8 @@ class TurnRelay:
         return True
 
     def _do(self, body: Body) -> None:
-        # A user action received by another replica; ignored if the turn does not run here.
+        # Perform a user action that another replica received. All replicas receive it; only the one that runs the turn
+        # acts on it.
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
             self._turns.stop_chat_here(more[0], name)
@@ -109,7 +113,7 @@ class TurnRelay:
             elif method == "permit" and more[1] in PERMISSIONS:
                 self._turns.permit(name, more[0], cast(Permission, more[1]))
             elif method == "reply":
-                with contextlib.suppress(Problem):  # the question remains open
+                with contextlib.suppress(Problem):  # an invalid reply leaves the question open
                     self._turns.reply(name, more[0], more[1])
 
     def _look(self, generation_id: str) -> None:
@@ -122,7 +126,8 @@ class TurnRelay:
             copy.look.set()
 
     async def _keep(self, copy: _Copy) -> None:
-        # Runs until the copy has been unread for a while, or its replica or the database reports the end.
+        # Keep the copy up to date until the turn ends, according to its replica or the database, or until the copy has
+        # had no readers for UNREAD_SECONDS.
         unread_s = 0.0
         try:
             with self._exchange.following(copy.generation_id, copy.take):
@@ -148,7 +153,7 @@ class TurnRelay:
             if message is None:  # deleted, or continued under another id
                 copy.log.finish("interrupted", words["phase_interrupted"])
                 return
-            if message.renderer and not message.tool_uses:  # the copy may lack the end
+            if message.renderer and not message.tool_uses:  # the copy may lack the end of the text
                 copy.log.restate({"answer": message.answer_html, "reasoning": message.reasoning_html})
             copy.log.words = len(message.content.split())
             error = message.note if message.state == "failed" else None

@@ -1,11 +1,12 @@
-"""Exchange over a Valkey server: one stream that all replicas read, and one per published log.
+"""Exchange over a Valkey server: a stream (the bus) with the messages to all replicas, and a stream per published log.
 
-One connection sends everything pending, in one round trip at a time; the other reads all streams of interest. While the
-server is unreachable, messages wait; once it is back, whole logs are sent and replicas are notified that they may have
-missed messages. The server may lose all its data.
+One connection sends all waiting data in one round trip at a time. Another connection reads the bus and the streams of
+the logs that this replica copies. While the Valkey server is unreachable, messages wait. When it is reachable again,
+each replica sends its logs as a whole, and calls the functions passed to `after_a_gap`. Therefore, the Valkey server
+may even lose all its data.
 
 `ValkeyCounters` counts requests per address over all replicas, with the scripts of the `limits` library. While the
-server is unreachable, each replica counts separately, so that N replicas admit up to N times the limit.
+Valkey server is unreachable, each replica counts separately, so that N replicas admit up to N times the limit.
 """
 
 from __future__ import annotations
@@ -34,24 +35,25 @@ logger = logging.getLogger("notso.web.replicas")
 
 FAILURES = (ValkeyError, OSError, TimeoutError)
 ANSWER_SECONDS = 2.0
-"""Timeout after which the server counts as unreachable."""
+"""Timeout after which the Valkey server is considered unreachable."""
 BLOCK_SECONDS = 1.0
 CANCEL_SECONDS = 0.5
 RETRY_SECONDS = 0.25
 SEND_SECONDS = 0.05
-"""Delay before sending, to batch messages and to let a request's own response leave first."""
+"""Delay before sending. It batches messages, and keeps them from delaying the response of the request that caused
+them."""
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
 MOST_TOLD = 10_000
-"""Limit of broadcast messages on the server, and of those waiting to be sent."""
+"""Maximum number of messages in the bus on the Valkey server, and of messages waiting to be sent to it."""
 MOST_FINISHED = 256
 KEEP_SECONDS = 900
 KEEP_FINISHED_SECONDS = 300
 CLAIM_SECONDS = 6
 RENEW_SECONDS = 2.0
 WHOLE_BYTES = 65_536
-"""A log's changes are sent one by one until they exceed four times the whole log plus this size; then the whole log
-replaces them."""
+"""Once the changes sent since the last whole copy of a log exceed four times that copy's size plus this number of
+bytes, a new whole copy replaces them in the log's stream."""
 
 Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 
@@ -60,9 +62,9 @@ Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
 class _Published:
     log: GrowingLog
     key: str
-    sent: int = -1  # last number in the server's stream; -1: send the whole log
-    whole_bytes: int = 0
-    more_bytes: int = 0
+    sent: int = -1  # number of the last change in the Valkey server's stream; -1: send the whole log
+    whole_bytes: int = 0  # size of the last whole copy
+    more_bytes: int = 0  # size of the changes sent since
 
     def after(self) -> int:
         return -1 if self.more_bytes > 4 * self.whole_bytes + WHOLE_BYTES else self.sent
@@ -77,7 +79,7 @@ class _Copy:
 class ValkeyExchange:
     """Exchange at a URL such as valkey://[[user]:password@]host[:port][/database].
 
-    valkeys:// uses TLS, unix:// a socket; redis:// and rediss:// are synonyms.
+    Schemes: valkey or redis; valkeys or rediss with TLS; unix for a socket.
     """
 
     is_shared = True
@@ -127,7 +129,9 @@ class ValkeyExchange:
     def following(self, name: str, take: Take) -> Iterator[None]:
         key, copy = f"notso:log:{name}", _Copy(take)
         self._copies.setdefault(key, []).append(copy)
-        self._ring = True  # wakes the blocked reading connection, which must include another stream
+        # The reading connection may be blocked without the new stream. An entry in this replica's own stream, the bell,
+        # wakes it, and its next read includes the new stream.
+        self._ring = True
         self._work.set()
         try:
             yield
@@ -179,7 +183,8 @@ class ValkeyExchange:
 
     async def close(self) -> None:
         pending = set(self._tasks)
-        while pending:  # repeated: the client uses asyncio.wait_for, which may lose a cancellation in Python 3.11
+        # Repeat the cancellation, because the client uses asyncio.wait_for, which may lose one in Python 3.11.
+        while pending:
             for task in pending:
                 task.cancel()
             done, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
@@ -221,7 +226,8 @@ class ValkeyExchange:
                 self._is_back()
 
     async def _flush(self) -> None:
-        # Everything is sent in one round trip, and sent again after a failure; receivers tolerate repetition.
+        # Send all messages and changes in one round trip. If it fails, they are sent again: receivers ignore changes
+        # that they already have, and repeated messages are harmless.
         told, names, ring = len(self._told), list(self._changed), self._ring
         self._changed.clear()
         pipe = self._client.pipeline(transaction=False)
@@ -253,7 +259,7 @@ class ValkeyExchange:
         for _ in range(min(told, len(self._told))):
             self._told.popleft()
         for name, (each, number, size, whole), added in zip(names, sent, results[told::2], strict=False):
-            each.sent = number if added is not None else -1  # None: the server has lost the log's stream
+            each.sent = number if added is not None else -1  # None: the Valkey server has lost the log's stream
             each.whole_bytes, each.more_bytes = (size, 0) if whole else (each.whole_bytes, each.more_bytes + size)
             if each.sent < 0 or each.sent != each.log.number:
                 self._note_change(name)
@@ -261,7 +267,7 @@ class ValkeyExchange:
                 del self._published[name]
 
     def _drop_old(self) -> None:
-        # Limit the finished logs that could not be sent; their readers use the database.
+        # Limit the number of finished logs that could not be sent. Other replicas find these answers in the database.
         finished = [name for name, each in self._published.items() if each.log.finished]
         for name in finished[: max(0, len(finished) - MOST_FINISHED)]:
             del self._published[name]
@@ -284,7 +290,7 @@ class ValkeyExchange:
         streams: dict[Any, Any] = {self._bus: self._at, self._bell: self._bell_at}
         for key, copies in self._copies.items():
             streams[key] = b"%d-%d" % min(each.at for each in copies)
-        # Returns after BLOCK_SECONDS without entries.
+        # Without new entries, this returns after BLOCK_SECONDS.
         found = await self._reader.xread(streams, block=int(1000 * BLOCK_SECONDS))
         if self._missed:
             self._missed = False
@@ -351,7 +357,8 @@ def _bodies(entries: list[Entry]) -> Iterator[Body]:
 
 
 def _safely(act: Callable[[Body], bool | None], body: Body) -> bool:
-    # A failing message counts as applied, because it would fail again, and must not stop the reader.
+    # If handling a message raises an exception, treat the message as handled: it would fail again, and an exception
+    # here would stop the task that reads all messages.
     try:
         return act(body) is not False
     except Exception:
@@ -362,13 +369,13 @@ def _safely(act: Callable[[Body], bool | None], body: Body) -> bool:
 T = TypeVar("T")
 
 COUNTER_ANSWER_SECONDS = 1.0
-"""Maximum time that counting delays a request."""
+"""Timeout of counting a request, which delays the request."""
 MOST_CONNECTIONS = 4
 COUNTER_RETRY_SECONDS = 1.0
 
 
 class ValkeyCounters:
-    """Request counters in Valkey, or local ones while it is unreachable. Use on the event loop."""
+    """Request counters in Valkey, or local ones while Valkey is unreachable. Use on the event loop."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -406,7 +413,7 @@ class ValkeyCounters:
             except (ValkeyError, OSError, TimeoutError) as error:
                 if not self._away:
                     logger.warning(
-                        "requests are counted per replica: %s",
+                        "Valkey is unreachable; requests are counted per replica: %s",
                         error or type(error).__name__,
                     )
                 self._away, self._away_until = True, self._clock() + COUNTER_RETRY_SECONDS

@@ -1,4 +1,4 @@
-"""Usage accounting, limits and quotas of keys, and the audit log. Use on the event loop."""
+"""Usage accounting, rate limits and quotas of API keys, and the audit log. Use on the event loop."""
 
 from __future__ import annotations
 
@@ -24,36 +24,37 @@ from notso.web.values.wording import number, words
 
 FLUSH_SECONDS = 5.0
 PATIENCE_SECONDS = 10.0
-"""Maximum wait of a request for reservations of other requests to be released."""
+"""Maximum time a request waits for other requests to release their reservations."""
 LOOK_SECONDS = 0.5
-"""Polling interval for reservations released by other servers."""
+"""Interval at which a waiting request checks the store for reservations that other servers have released."""
 RETRY_SECONDS = 5
 RENEW_SECONDS = 20.0
 MAX_PENDING = 10_000
-"""Limit of unwritten (day, owner) entries; if the store fails for longer, further usage is not counted."""
+"""Maximum number of (day, owner) entries in memory. If the store fails for so long that there are more, the usage of
+further owners is not counted."""
 AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
-"""Intervals in which repetitions of an owner's action are counted, to be written as one entry."""
+"""Interval after an audit entry in which repetitions of the owner's action are only counted; they are then written as
+one entry. SELDOM has the intervals of actions for which it differs."""
 KEY_REQUESTS = "requests of keys"
 ASKING = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
-"""Last path segments of page requests that use the model."""
+"""Last segments of the page routes that use the model."""
 _log = logging.getLogger("notso.web.access")
 
 
 class Accounts:
-    """Accounts for usage and enforces quotas.
+    """Records usage and enforces quotas."""
 
-    Usage is written every few seconds. The maximum use of a request with a quota is reserved in the store before it
-    starts, and settled in one transaction, so that even several servers cannot exceed a quota.
-    """
+    # Usage is written every few seconds. Before a request of an owner with a quota starts, the most tokens it can use
+    # are reserved in the store, so that several servers together cannot exceed the quota.
 
-    # counters: count requests per key, shared between servers if configured. clock: seconds since 1970.
+    # counters: count requests per key, for all servers together if Valkey is configured. clock: seconds since 1970.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
         self.store = store
         self._counters = counters
         self._clock = clock
         self._pending: dict[tuple[date, str], Used] = {}
         self._quotas: dict[str, Quota] = {}
-        self._turns: dict[str, asyncio.Lock] = {}  # an owner's requests wait for reservations in order
+        self._turns: dict[str, asyncio.Lock] = {}  # make an owner's requests wait for reservations in order of arrival
         self._reserved: dict[str, Reservation] = {}
         self._ended: dict[str, Reservation] = {}
         self._renewed = 0.0
@@ -62,12 +63,13 @@ class Accounts:
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._audited: dict[tuple[str, str], tuple[float, int]] = {}  # time of the written entry, repetitions since
+        # Time of the last written entry of each owner and action, and number of repetitions since
+        self._audited: dict[tuple[str, str], tuple[float, int]] = {}
         self._unwritten: list[AuditEntry] = []
 
     async def start(self) -> None:
         await self.store.open()
-        # A server that is killed loses at most FLUSH_SECONDS of usage.
+        # This task writes usage every FLUSH_SECONDS, so that a killed server loses no more than that.
         self._task = asyncio.create_task(self._write_now_and_then())
 
     async def _write_now_and_then(self) -> None:
@@ -86,7 +88,8 @@ class Accounts:
         return owner in self._quotas
 
     async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
-        """Reserve the requests' maximum use, waiting for other reservations. Raises QuotaError or StorageError."""
+        """Reserve the requests' maximum use; wait for other requests if necessary. Raises QuotaError or
+        StorageError."""
         turn, clock = self._turns.setdefault(owner, asyncio.Lock()), asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_SECONDS
         try:
@@ -112,13 +115,14 @@ class Accounts:
         return reserved
 
     async def _try(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation] | None:
-        # Raises QuotaError if the quota would not suffice even without other reservations.
+        # Return None if the quota is sufficient, but other requests have reserved too much of it. Raises QuotaError if
+        # it would be insufficient even without their reservations.
         quota, day = self._quotas[owner], self.today()
         asked = asyncio.ensure_future(self.store.reserve(day, owner, quota, wanted))
         try:
             found = await asyncio.shield(asked)
         except asyncio.CancelledError:
-            asked.add_done_callback(self._give_back)  # the canceled caller cannot release it
+            asked.add_done_callback(self._give_back)  # the canceled caller will not release the reservations
             raise
         if isinstance(found, list):
             self._reserved |= {each.id: each for each in found}
@@ -158,7 +162,7 @@ class Accounts:
         self._due.set()
 
     async def flush(self) -> None:
-        """Write collected usage; retry later on failure."""
+        """Write the collected usage, or keep it for the next call on failure."""
         await self._write_audit()
         async with self._writing:
             taken, self._pending = self._pending, {}
@@ -188,7 +192,7 @@ class Accounts:
                 del self._audited[action]
 
     async def _renew(self) -> None:
-        # Reservations expire in the store; those of running requests are extended.
+        # Reservations in the store expire, in case their server is killed. Extend those of running requests.
         now = time.monotonic()
         if not self._reserved or now - self._renewed < RENEW_SECONDS:
             return
@@ -201,20 +205,20 @@ class Accounts:
     async def close(self) -> None:
         self._closing = True
         self._due.set()
-        if self._task is not None:  # not canceled, because what it is writing would be lost
+        if self._task is not None:  # wait, because canceling the task would lose the usage that it is writing
             await asyncio.wait({self._task})
         await self._write_audit(all_of_it=True)
         await self.flush()
         await self.store.close()
 
     async def used_today(self, owner: str) -> Used:
-        """Return today's use, including unwritten use. Raises StorageError."""
+        """Return today's usage, including unwritten usage. Raises StorageError."""
         async with self._writing:
             day = self.today()
             return await self.store.used_on(day, owner) + self._pending.get((day, owner), Used())
 
     async def __call__(self, request: Request, caller: Caller) -> None:
-        """Check a key's limits and record audited actions. Raises Problem (429) or StorageError."""
+        """Check the limits of the caller's key, and audit the request. Raises Problem (429) or StorageError."""
         if caller.tokens_per_day or caller.requests_per_day:
             self._quotas[caller.owner] = Quota(caller.requests_per_day, caller.tokens_per_day)
         if action := mark_of(request.scope["route"]).audit:
@@ -243,8 +247,9 @@ class Accounts:
 
     async def audit(self, owner: str, action: str, request: Request, *, by_operator: bool = False) -> None:
         """Record an action in the audit log. Failures are only logged."""
-        # Operators' actions are always written, to a log that other users cannot fill. Repeated actions of an owner are
-        # counted. Unauthenticated requests do not cause a write each.
+        # Each action of an operator is written at once, to a separate log that other users cannot fill up. Other users'
+        # repetitions of an action are counted (see AUDIT_SECONDS). Entries of unauthenticated requests are collected
+        # and written together, because anyone can cause them.
         address = request.client.host if request.client else ""
         entry = AuditEntry(int(1000 * self._clock()), owner, action, address, by_operator=by_operator)
         if not by_operator:

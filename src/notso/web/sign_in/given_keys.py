@@ -1,4 +1,7 @@
-"""API keys issued by an operator, shown once and stored as a hash, and their management on the command line."""
+"""API keys that an operator issues: authentication with them, and their management on the command line.
+
+A key is shown once, when it is created. Only its hash is stored.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from notso.web.store.access import AccessStore, ApiKey, AuditEntry
 from notso.web.values.errors import SettingsError, StorageError
 
 SECRET_BYTES = 32
-"""Enough entropy for a fast hash to be safe; a slow hash would delay every request."""
+"""Random bytes of a key: so many that a fast hash is safe. A slow hash would delay every request."""
 MAX_NAME_CHARACTERS = 64
 KNOWN_SECONDS = 60.0
-"""Cache lifetime of keys, used only while the store fails."""
+"""Time for which a key remains valid after it was last found in the store, if the store fails."""
 MAX_KNOWN = 10_000
 _log = logging.getLogger("notso.web.access")
 
@@ -59,7 +62,7 @@ def owner_of_key(key_id: str) -> str:
 class GivenKeys:
     """Looks up keys at every request, so that revocation takes effect at once on all servers.
 
-    While the store fails, keys seen within KNOWN_SECONDS remain valid.
+    While the store fails, keys found within the last KNOWN_SECONDS remain valid.
     """
 
     def __init__(self, store: AccessStore, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,7 +106,7 @@ T = TypeVar("T")
 
 
 class KeyBook:
-    """Manages keys, synchronously, in a store that `make` creates for each call. Methods raise StorageError."""
+    """Manages keys synchronously. Each call opens a store created by `make`. Methods raise StorageError."""
 
     def __init__(self, make: Callable[[], AccessStore], by: str = "command line") -> None:
         self._make = make

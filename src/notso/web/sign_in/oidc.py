@@ -1,6 +1,7 @@
 """Sign-in with OpenID Connect: authorization code flow with PKCE, state and nonce, using Authlib and joserfc.
 
-Both are installed by the extra `oidc`. Only this module imports them, and it is loaded only for a configured provider.
+These libraries are installed by the extra `oidc`. Only this module imports them, and it is imported only if a provider
+is configured.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ SECONDS = 10.0
 """Timeout of each request to the provider."""
 MAX_ANSWER_BYTES = 1 << 20
 FLOW_SECONDS = 600.0
+"""Time in which a user must complete a sign-in."""
 MAX_ENDED = 10_000
-"""Limit of finished sign-ins that are remembered to reject replays; the oldest are dropped."""
+"""Maximum number of completed sign-ins that are remembered to reject replays. The oldest are forgotten first."""
 KEYS_SECONDS = 3600.0
+"""Age at which the provider's public keys are fetched again."""
 KEYS_AGAIN_SECONDS = 10.0
-"""Minimum age of the provider's keys before an unknown key causes another fetch."""
+"""Age at which the keys are fetched again if they do not verify a token, because the provider may have new ones."""
 LEEWAY_SECONDS = 60
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Asymmetric signatures only: never `none` or a shared secret."""
+"""Accepted signature algorithms: only asymmetric ones, neither `none` nor those with a shared secret."""
 MAX_NAME_CHARACTERS = 128
 CALLBACK = "/login/oidc/callback"
 
@@ -49,10 +52,11 @@ class OidcProvider:
         self._settings = settings
         self._secret = settings.secret()
         self._operators = operators
-        # Whether browsers use https, regardless of a proxy in between.
+        # Whether browsers use https, even if a proxy forwards their requests to this server as http.
         self.is_https = settings.public_url.lower().startswith("https:")
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
-        self._trusted = httpx2.create_ssl_context(trust_env=False)  # created once, because loading is slow
+        # Shared by all requests, because loading the CA certificates is slow.
+        self._trusted = httpx2.create_ssl_context(trust_env=False)
         self._own = secrets.token_bytes(32)
         self._ended: dict[str, None] = {}
         self._facts: dict[str, Any] = {}
@@ -61,9 +65,9 @@ class OidcProvider:
         self._asking = asyncio.Lock()
 
     async def begin(self, browser: str) -> str:
-        """Return the URL to send a browser to. Raises SignInError.
+        """Return the provider's URL to which the browser is redirected. Raises SignInError.
 
-        `browser` is the value of the cookie that identifies the browser when it returns.
+        `browser`: value of the cookie that identifies the browser when it returns.
         """
         facts = await self._provider()
         began = f"{time.monotonic():.0f}"
@@ -84,7 +88,7 @@ class OidcProvider:
         """Complete a sign-in and return the caller. Raises SignInError."""
         began, _, proof = state.partition(".")
         if not browser or not secrets.compare_digest(proof.encode(), self._made("state", browser, began).encode()):
-            raise SignInError("this sign-in was not started here")
+            raise SignInError("this sign-in was not started in this browser")
         if state in self._ended or time.monotonic() - float(began) > FLOW_SECONDS:
             raise SignInError("this sign-in took too long or has already ended")
         self._ended[state] = None
@@ -97,14 +101,14 @@ class OidcProvider:
                 token = await client.fetch_token(
                     facts["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=verifier
                 )
-        except Exception as error:  # raised by any of the libraries if the provider is unreachable or rejects the code
+        except Exception as error:  # each library has its own errors for an unreachable provider or a rejected code
             raise SignInError(f"the provider rejected the code ({type(error).__name__})") from None
         claims = await self._claims(str(token.get("id_token", "")), self._made("nonce", browser, began))
         return self._caller(claims)
 
     def _made(self, what: str, browser: str, began: str) -> str:
-        # State, nonce and verifier (64 characters each) are derived from the browser's cookie and a secret, so that
-        # sign-ins in progress, of which anyone can start thousands, are not stored.
+        # Derive state, nonce and verifier (64 characters each) from the browser's cookie and a secret, so that sign-ins
+        # in progress need not be stored: anyone could start thousands of them.
         return hmac.new(self._own, f"{what} {began} {browser}".encode(), hashlib.sha256).hexdigest()
 
     async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
@@ -112,7 +116,7 @@ class OidcProvider:
             decoded = jwt.decode(token, await self._key_set(), algorithms=ALGORITHMS)
         except (JoseError, ValueError, KeyError, TypeError):
             try:  # the provider may have rotated its keys
-                decoded = jwt.decode(token, await self._key_set(anew=True), algorithms=ALGORITHMS)
+                decoded = jwt.decode(token, await self._key_set(refresh=True), algorithms=ALGORITHMS)
             except (JoseError, ValueError, KeyError, TypeError):
                 raise SignInError("the provider's token has no valid signature") from None
         claims = dict(decoded.claims)
@@ -153,16 +157,16 @@ class OidcProvider:
                 if str(facts.get("issuer", "")).rstrip("/") != issuer:
                     raise SignInError("the provider is not the configured issuer")
                 needed = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
-                if not all(_is_near_or_https(facts.get(name)) for name in needed):
+                if not all(_is_https_or_loopback(facts.get(name)) for name in needed):
                     raise SignInError("the provider's configuration lacks an https URL")
                 self._facts = facts
             return self._facts
 
-    async def _key_set(self, *, anew: bool = False) -> KeySet:
+    async def _key_set(self, *, refresh: bool = False) -> KeySet:
         facts = await self._provider()
         async with self._asking:
             age = time.monotonic() - self._keys_read
-            if self._keys is None or age > (KEYS_AGAIN_SECONDS if anew else KEYS_SECONDS):
+            if self._keys is None or age > (KEYS_AGAIN_SECONDS if refresh else KEYS_SECONDS):
                 try:
                     self._keys = KeySet.import_key_set(await self._fetched(facts["jwks_uri"]))  # type: ignore[arg-type]
                 except (JoseError, ValueError, KeyError, TypeError):
@@ -202,7 +206,8 @@ class OidcProvider:
 
 
 class _Bounded(httpx2.AsyncBaseTransport):
-    # Rejects responses that are compressed or too long for a provider.
+    # HTTP transport that rejects responses that are compressed or larger than MAX_ANSWER_BYTES. A small compressed
+    # response could take up any amount of memory.
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -240,7 +245,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def _is_near_or_https(address: Any) -> bool:
+def _is_https_or_loopback(address: Any) -> bool:
     if not isinstance(address, str):
         return False
     try:

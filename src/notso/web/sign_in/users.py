@@ -1,4 +1,7 @@
-"""Looks up users by name, such as members of projects, and removes users with all stored data."""
+"""Looks up users by name, for example to add them to a project, and removes users with all stored data.
+
+An owner is the id of a user: the sign-in method or `key`, a colon, and the user's name or the key's id.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ KEY_OWNER = owner_of_key("")
 
 
 async def owner_named(settings: Settings, store: AccessStore | None, name: str) -> str | None:
-    """Return the owner of a valid key with that name, else the owner that signs in with that name, else None."""
+    """Return the owner of the active key with this name, or else the owner that signs in with this name, or None."""
     keys = await store.keys() if store is not None else []
     key = next((each for each in keys if each.name == name and not each.revoked_ms), None)
     if key is not None:
@@ -29,7 +32,7 @@ async def owner_named(settings: Settings, store: AccessStore | None, name: str) 
 
 
 async def user_named(access: AccessStore | None, name: str) -> str:
-    """Return the owner of a (possibly revoked) key by its name or id, or the owner named `method:name`.
+    """Return the owner of the key (active or revoked) with this name or id, or the owner given as `method:name`.
 
     Raises SettingsError if there is none or several.
     """
@@ -54,11 +57,11 @@ async def remove_user(store: ChatStore, access: AccessStore | None, owner: str, 
 
     Can be repeated after a failure. `by` appears in the audit log.
     """
-    if access is not None:  # first, so that no new data arrives
+    if access is not None:  # delete the key first, so that the user cannot store new data
         await access.remove_owner(owner)
     await store.remove_owner(owner)
     if access is not None:
-        await access.remove_owner(owner)  # deletes what was counted meanwhile
+        await access.remove_owner(owner)  # again, because requests that were running have added usage
         # The audit log does not name the removed user.
         shown = f"the key {owner.removeprefix(KEY_OWNER)}" if owner.startswith(KEY_OWNER) else "a signed-in user"
         now_ms = time.time_ns() // 1_000_000

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 SIGN_IN_SECONDS = 5.0
 OTHER_WAYS = frozenset({"key", "proxy", "oidc"})
-"""Owner prefixes of other methods; a plugin's owners have its name as prefix."""
+"""Prefixes of the owners of other sign-in methods. The owners of a plugin have its name as prefix, so it must
+differ."""
 _NAME = re.compile(r"[\w.@+-]{1,128}")
 
 
 class PluginSignIn:
-    """Sign-in by a plugin. Identifies no caller while the plugin is disabled.
+    """Sign-in by a plugin. While the plugin is disabled, no users can sign in with it.
 
     Raises SettingsError if the plugin has the name of another method.
     """
@@ -48,7 +49,7 @@ class PluginSignIn:
 
     async def __call__(self, request: Request) -> Caller | None:
         headers: dict[str, str] = {}
-        for name, value in request.headers.items():  # repeated headers are joined, so that none hides another
+        for name, value in request.headers.items():  # join repeated headers, so that the plugin gets all their values
             headers[name.lower()] = f"{headers[name.lower()]}, {value}" if name.lower() in headers else value
         given = {"address": request.client.host if request.client else "", "headers": headers}
         try:
@@ -76,7 +77,7 @@ class ProxyHeader:
         if len(names) != 1 or not self._is_trusted(peer_of(request)):
             return None
         try:
-            name = names[0].encode("latin-1").decode("utf-8").strip(" \t")  # HTTP whitespace only
+            name = names[0].encode("latin-1").decode("utf-8").strip(" \t")  # the whitespace that HTTP allows
         except ValueError:
             return None
         if not name or len(name) > MAX_NAME_CHARACTERS or not all(map(is_visible, name)):
@@ -106,7 +107,7 @@ def sign_in_ways(
     counters: Counters,
     book: SessionBook | None = None,
 ) -> SignInWays:
-    """Set up all methods; `counters` count key requests.
+    """Set up the configured sign-in methods. `counters` count the requests of each key.
 
     Raises SettingsError for a missing extra or a plugin that is not enabled.
     """
@@ -133,7 +134,7 @@ def plugin_with_role(plugins: Plugins, name: str, setting: str) -> PluginProcess
     """Return a plugin by name. Raises SettingsError if it is not enabled."""
     process = plugins.find(name)
     if process is None:
-        message = f"the plugin {name} has a role but is not enabled: add --plugin {name}"
+        message = f"the plugin {name} is used for sign-in but not enabled: add --plugin {name}"
         raise SettingsError(message, setting=setting)
     return process
 

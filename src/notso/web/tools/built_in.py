@@ -21,7 +21,7 @@ from notso.web.values.ids import new_id
 from notso.web.values.visible_text import visible_line
 
 MAX_HITS = 5
-LOOKED_AT = 40  # more than MAX_HITS, because hits in the current chat are skipped
+LOOKED_AT = 40  # hits requested from the store: more than MAX_HITS, because those in the current chat are skipped
 MAX_QUERY_CHARACTERS = 200
 
 
@@ -94,7 +94,7 @@ async def _read_attachment(arguments: Mapping[str, Any], surroundings: Surroundi
 
 
 def part_of(attachments: tuple[Attachment, ...], name: str, first_line: int) -> str:
-    """Return lines of the newest attachment with this name, starting with `first_line` (from 1). Raises ToolError."""
+    """Return lines of the newest attachment with this name, from line `first_line` (1: first). Raises ToolError."""
     file = next((each for each in reversed(attachments) if each.name == name.strip()), None)
     if file is None:
         names = ", ".join(dict.fromkeys(each.name for each in attachments))
@@ -126,7 +126,7 @@ MAX_NAME_CHARACTERS = 64
 
 
 def spelt(zone: str, now: datetime) -> str:
-    """Return a timezone-aware time as text, in `zone` ('': the local zone). Raises ToolError for an unknown zone."""
+    """Format an aware datetime in a time zone ('': the local one). Raises ToolError for an unknown zone."""
     name = zone_named(zone) if zone.strip() else ""
     local = now.astimezone(ZoneInfo(name)) if name else now.astimezone()
     offset = local.strftime("%z")
@@ -135,7 +135,7 @@ def spelt(zone: str, now: datetime) -> str:
 
 
 def zone_named(text: str) -> str:
-    """Find a zone of the time zone database by its name or city. Raises ToolError."""
+    """Return the name of the time zone with this name or city. Raises ToolError."""
     wanted = text.strip().replace(" ", "_").lower()
     if len(wanted) <= MAX_NAME_CHARACTERS:
         if wanted in _zones():
@@ -148,7 +148,7 @@ def zone_named(text: str) -> str:
 
 @cache
 def _zones() -> dict[str, str]:
-    # Maps names of zones in lower case, and names of cities that occur in only one zone, to names of zones.
+    # Maps lower-case names of time zones, and of cities that occur in only one zone, to the names of the zones.
     names = sorted(name for name in available_timezones() if not name.startswith(("posix", "right", "System")))
     cities: dict[str, list[str]] = {}
     for name in names:

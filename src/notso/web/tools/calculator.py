@@ -1,4 +1,4 @@
-"""Exact arithmetic with fractions, with limits on everything that can grow. The grammar of expressions:
+"""Exact arithmetic with fractions, with limits on the size of all intermediate results. The grammar of expressions:
 
 sum     = product (('+' | '-') product)*
 product = signed (('*' | '/' | '//' | '%') signed)*
@@ -23,7 +23,7 @@ from notso.web.values.errors import ToolError
 
 MAX_CHARACTERS = 1_000
 MAX_DEPTH = 60
-MAX_BITS = 8_192  # of a numerator or denominator (about 2,466 digits)
+MAX_BITS = 8_192  # size of a numerator or denominator (about 2,466 decimal digits)
 MAX_FACTORIAL = 500
 MAX_DECIMALS = 40  # results with more decimal places are rounded
 ROUNDED_DIGITS = 20  # significant digits of a rounded result
@@ -177,7 +177,8 @@ def _raised(base: _Number, exponent: _Number) -> _Number:
     if base.value == 0 and power < 0:
         raise ToolError("division by zero")
     bits = max(base.value.numerator.bit_length(), base.value.denominator.bit_length())
-    if abs(base.value) != 1 and base.value != 0 and bits * abs(power) > 2 * MAX_BITS:  # checked before computing
+    # Check before computing, because the result might take up all memory.
+    if abs(base.value) != 1 and base.value != 0 and bits * abs(power) > 2 * MAX_BITS:
         raise ToolError("the numbers become too large")
     if abs(base.value) == 1:
         power %= 2
@@ -258,7 +259,8 @@ def _written(number: _Number) -> str:
 
 
 def _decimals(denominator: int) -> int | None:
-    # Returns the number of decimal places; None if it is infinite or more than MAX_DECIMALS.
+    # Return the number of decimal places of a reduced fraction with this denominator, or None if it is infinite or
+    # above MAX_DECIMALS.
     twos = fives = 0
     while denominator % 2 == 0:
         denominator //= 2

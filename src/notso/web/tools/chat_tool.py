@@ -1,6 +1,6 @@
 """Definition of a tool: its description for the model, and the function to call.
 
-`Surroundings` is the context of a call: the user, the chat and its attachments, and a way to ask the user.
+`Surroundings` is the context of a call: the user, the chat and its attachments, and a function that asks the user.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Surroundings:
     owner: str
     chat_id: str
     store: ChatStore
-    attachments: tuple[Attachment, ...] = ()  # attachments of the current branch
-    ask: Ask | None = None  # requests input from the user, if a page is open
+    attachments: tuple[Attachment, ...] = ()  # attachments of the chat's current branch
+    ask: Ask | None = None  # requests input from the user; None if no page is open
 
 
 CHANGED = "the tool has changed since it was offered; it was not run, and the next call requires approval again"
 Run = Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]
-"""Function that takes checked arguments and returns the result for the model, or raises ToolError with a message."""
+"""Function that takes checked arguments and returns the result for the model. It may raise ToolError."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +39,10 @@ class ChatTool:
     description: str
     parameters: Mapping[str, Any]  # JSON schema of the arguments
     run: Run
-    origin: str = ""  # name of the server; empty for built-in tools
+    origin: str = ""  # name of the MCP server or plugin; empty for built-in tools
     seconds: float = field(default=10.0)  # timeout of a call
-    name_there: str = ""  # name on the server, if different
-    always_asks: bool = False  # whether each call requires permission
+    name_there: str = ""  # name of the tool on the MCP server
+    always_asks: bool = False  # whether the user must permit each call
 
     @property
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Data for the pages: plugins, and the commands of plugins and MCP servers for the command palette."""
+"""Data for the pages: the plugins on the settings page, and the slash commands in the command palette."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMMAND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """A plugin on the settings page. `gives`: names of its tools etc. by kind. `pages`: titles of pages by address."""
+    """A plugin on the settings page. `gives`: names of tools etc. by kind. `pages`: titles by address."""
 
     name: str
     state: str
@@ -43,7 +43,7 @@ class CommandView:
         return [PluginRow(BUILT_IN, "on", "", 0, tools, {}, built_in=True), *map(_row, self._plugins.processes)]
 
     def commands(self) -> tuple[SlashCommand, ...]:
-        """Return the page's commands, and those of plugins and MCP servers whose names are not taken."""
+        """Return the page's own commands, and those of plugins and MCP servers whose names are not taken."""
         own = commands_of("page")
         taken = {command.name for command in own}
         added = (

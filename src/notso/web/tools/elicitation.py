@@ -1,7 +1,7 @@
-"""Requests of MCP servers for user input during a call (elicitation): message, form fields, and reply.
+"""Elicitation: requests of MCP servers for user input during a call, which the page shows as a form.
 
-Servers are not trusted: requests are limited in size and shown as plain text, and regular expressions in their schemas
-are not evaluated.
+MCP servers are not trusted. Therefore, their requests are limited in size and shown as plain text, and regular
+expressions in their schemas are not evaluated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from notso.web.values.visible_text import visible_line
 from notso.web.values.wording import words
 
 QUESTION_SECONDS = 300.0
-"""Time for the user to reply, during which the timeout of the call is suspended."""
+"""Time for the user to reply. The timeout of the tool call is suspended meanwhile."""
 
 MAX_QUESTIONS = 4  # per call
 MAX_INPUTS = 24  # per question; each checkbox counts
@@ -29,7 +29,7 @@ MAX_LABEL_CHARACTERS = 200
 MAX_CHOICE_CHARACTERS = 200
 MAX_VALUE_CHARACTERS = 2_000
 MAX_NUMBER_CHARACTERS = 40
-LARGEST_BOUND = 1e15  # larger bounds in a schema are ignored
+LARGEST_BOUND = 1e15  # larger bounds of numbers and lengths in a schema are ignored
 
 Kind = Literal["text", "email", "uri", "date", "date-time", "number", "integer", "boolean", "choice", "choices"]
 Value: TypeAlias = str | int | float | bool | list[str]
@@ -61,7 +61,7 @@ class Elicitation:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Reply to a question. `cancel`: the user did not reply, or the call ended."""
+    """Reply to a question. `cancel`: no reply before the timeout or the call's end."""
 
     action: Literal["accept", "decline", "cancel"]
     values: Mapping[str, Value] = field(default_factory=dict, repr=False)
@@ -72,7 +72,7 @@ Ask: TypeAlias = Callable[[Elicitation], Awaitable[Reply]]
 
 
 def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicitation:
-    """Create a question from a message and a flat schema. Raises ToolError if a form cannot represent the schema."""
+    """Create a question from a message and a JSON schema. Raises ToolError if no form can represent the schema."""
     properties = schema.get("properties", {})
     required = schema.get("required", [])
     if schema.get("type", "object") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
@@ -86,10 +86,10 @@ def question_of(server: str, message: str, schema: Mapping[str, Any]) -> Elicita
 
 
 def values_of(question: Elicitation, form: Mapping[str, str]) -> dict[str, Value]:
-    """Return the form's non-empty values, keyed by the server's field names.
+    """Return the non-empty values of a submitted form, by the server's field names. Raises Problem (400).
 
-    In the form, `value-N` is the value of field N, or the index of its choice; `value-N-M` is present if choice M is
-    checked. Raises Problem (400).
+    `value-N` is the value of field N, or the index of its selected choice; `value-N-M` is present if choice M is
+    checked.
     """
     values: dict[str, Value] = {}
     for at, each in enumerate(question.fields):

@@ -1,8 +1,8 @@
-"""Tool that fetches a web page. Each address requires the user's permission.
+"""Tool that fetches a web page. The user must permit each address.
 
-Only public IP addresses are allowed. The connection uses the IP address that was checked, so that a second DNS lookup
-cannot return another one. Redirects to other hosts are reported to the model, not followed, because they require
-permission, too.
+Only public IP addresses are allowed. The connection uses the IP address that was checked, because a second DNS lookup
+might return a private one. A redirect to another host is not followed but reported to the model, because the user must
+permit that address, too.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
 
 
 def checked_url(text: str) -> httpx2.URL:
-    """Parse an http(s) address. Raises ToolError, also for credentials and nonstandard ports."""
+    """Parse an http(s) address. Raises ToolError if it is invalid or has credentials or a nonstandard port."""
     try:
-        import httpx2  # imported on use, because a front end starts without it
+        import httpx2  # imported here, because the server must also start if it is not installed
     except ModuleNotFoundError:
         raise ToolError("pages cannot be fetched: the package httpx2 is not installed here") from None
     try:

@@ -1,7 +1,7 @@
 """Configuration files of MCP servers, in the formats of Claude, VS Code, Codex and other programs.
 
-The servers are listed under `mcpServers` or one of the other keys in `_CONTAINERS`. Servers and settings that cannot be
-used are skipped and reported with a reason; only a file that cannot be read at all is an error.
+The servers are listed under `mcpServers` or another of the keys in `_CONTAINERS`. Servers and settings that cannot be
+used are skipped and reported with a reason. SettingsError is raised only if the file as a whole is unusable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from notso.web.values.visible_text import visible_line
 class HttpHosts:
     """Hosts to which unencrypted connections are allowed: loopback, and the names and networks in `allowed`.
 
-    Raises SettingsError if one of them is invalid.
+    Raises SettingsError if a name or network is invalid.
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -57,18 +57,18 @@ class HttpHosts:
 MAX_FILE_BYTES = 262_144
 MAX_SERVERS = 8
 MAX_NAME_CHARACTERS = 32
-"""Maximum length of a server's name, which is the prefix of its tools."""
+"""Maximum length of a server's name, which is a prefix of the names of its tools."""
 
 MAX_LABEL_CHARACTERS = 80
 MAX_NAMED = 12
-"""Maximum number of names listed in a message, which gives only the number of the others."""
+"""Maximum number of names listed in a message. If there are more, the message gives the number of further names."""
 
 _CONTAINERS = ("mcpServers", "servers", "mcp_servers", "context_servers", "mcp", "mcp.servers", "amp.mcpServers")
-"""Keys that contain servers. They are used, in this order, by Claude, Cursor, Cline and most others; VS Code; Codex;
-Zed; opencode and Crush; old versions of VS Code; Amp."""
+"""Keys that contain servers. In this order, they are used by: Claude, Cursor, Cline and most other programs; VS Code;
+Codex; Zed; opencode and Crush; old versions of VS Code; Amp."""
 
 _BESIDE = {"$schema", "inputs", "version", "schema", "schema_version"}
-"""Top-level keys that are ignored silently."""
+"""Top-level keys that are ignored without a report."""
 
 _HTTP_TYPES = {"http", "https", "streamablehttp", "httpstream", "streamable", "remote"}
 _STDIO_TYPES = {"stdio", "local", "command", "process"}
@@ -83,7 +83,7 @@ _ANY_KIND = {*_TYPES, "disabled", *_SWITCHES, "name", *_ALLOWED, *_DENIED}
 _OF_PROGRAMS = {"command", "args", *_ENVIRONMENTS, "cwd", "envFile"}
 _AT_ADDRESSES = {*_URLS, *_HEADERS, "requestInit", "bearer_token_env_var"}
 _SILENT = {"description", "source", "gallery", "iconPath", "icon", "$schema", "version"}
-"""Keys that have no effect on the connection to a server or its use."""
+"""Keys of a server that are ignored without a report, because they affect neither the connection nor its use."""
 
 _KNOWN = _ANY_KIND | _OF_PROGRAMS | _AT_ADDRESSES | _SILENT
 
@@ -102,7 +102,7 @@ Transport = Literal["stdio", "http", "sse", "http or sse"]
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A skipped part of a configuration, or an unusable tool, with the reason. Both are single lines for display."""
+    """A skipped part of a configuration, or an unusable tool, with the reason. Both texts are single lines."""
 
     name: str
     reason: str
@@ -110,7 +110,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class McpEntry:
-    """An MCP server: a program that uses stdin and stdout, or a `url`."""
+    """An MCP server: a program that communicates by stdin and stdout, or a `url`."""
 
     name: str  # prefix of the tools' names; letters, digits, `_` and `-`
     command: str = ""
@@ -119,10 +119,10 @@ class McpEntry:
     cwd: str | None = None
     url: str = field(default="", repr=False)  # may contain a secret
     headers: dict[str, str] = field(default_factory=dict, repr=False)
-    label: str = ""  # name in the file, if different
-    transport: Transport = "http or sse"  # protocol for `url`; "http or sse" tries both
-    allowed: frozenset[str] | None = None  # patterns of tools to use, with `*` and `?`; None: all tools
-    denied: frozenset[str] = frozenset()  # patterns of tools not to use
+    label: str = ""  # name in the file, if it differs from `name`
+    transport: Transport = "http or sse"  # "http or sse": try both protocols
+    allowed: frozenset[str] | None = None  # names of the tools to use, with wildcards `*` and `?`; None: all tools
+    denied: frozenset[str] = frozenset()  # names of tools not to use, with the same wildcards
 
     @property
     def title(self) -> str:
@@ -143,11 +143,11 @@ class _Unusable(Exception):
 
 
 def read_mcp_config(path: Path, allowed_http: Iterable[str] = ()) -> McpConfig:
-    """Read a configuration file: TOML if its extension is .toml, or else JSON with comments and trailing commas.
+    """Read a configuration file: TOML if its extension is .toml, otherwise JSON with comments and trailing commas.
 
     allowed_http: hosts and networks to which unencrypted connections are allowed, in addition to loopback.
 
-    Raises SettingsError if the file cannot be read or parsed, or contains no servers.
+    Raises SettingsError if the file cannot be read or parsed, or has no key that contains servers.
     """
     try:
         text = read_text(path, MAX_FILE_BYTES)
@@ -208,7 +208,7 @@ def _servers_in(path: Path, content: Any) -> tuple[list[tuple[str, Any]], list[L
     if not used and others:
         raise _error(f'{path.name} has no servers: the key "mcpServers" is missing; its keys are: {_listed(others)}')
     if not found:
-        notes.append(LeftOut(path.name, "it names no servers"))
+        notes.append(LeftOut(path.name, "it contains no servers"))
     if others:
         notes.append(LeftOut(path.name, f"ignored: {_listed(others)}"))
     return found, notes
@@ -229,7 +229,7 @@ def _rows(path: Path, key: str, value: Any) -> tuple[list[tuple[str, Any]], list
         others = sorted(set(value) - {"servers", "inputs"})
         return rows, notes + ([LeftOut(path.name, f"ignored in mcp: {_listed(others)}")] if others else [])
     notes = [_repeated(each) for each in repeated_keys(value)]
-    if key == "mcp":  # this object may also contain settings, which are not objects
+    if key == "mcp":  # besides servers, which are objects, `mcp` may contain settings, which are not
         others = [name for name, each in value.items() if not isinstance(each, dict)]
         notes += [LeftOut(path.name, f"ignored in mcp: {_listed(others)}")] if others else []
         return [(name, each) for name, each in value.items() if isinstance(each, dict)], notes
@@ -339,12 +339,12 @@ class _Reader:
         command: Any = entry.get("command")
         args: Any = entry.get("args", [])
         env = self._first(entry, _ENVIRONMENTS)
-        if isinstance(command, dict):  # Zed
+        if isinstance(command, dict):  # format of Zed
             args, env = command.get("args", args), command.get("env", env)
             command = command.get("path", command.get("command"))
         if not isinstance(args, list):
             raise _Unusable("args must be a list of strings")
-        if isinstance(command, list):  # opencode
+        if isinstance(command, list):  # format of opencode
             command, args = (command[0] if command else None), [*command[1:], *args]
         if not isinstance(command, str) or not command.strip():
             has_url = any(each in entry for each in _URLS)
@@ -433,7 +433,7 @@ class _Reader:
 
     def _tools(self, entry: Mapping[str, Any], keys: Iterable[str]) -> frozenset[str] | None:
         given = self._first(entry, keys)
-        if isinstance(given, dict):  # maps names to true or false
+        if isinstance(given, dict):  # maps names of tools to true or false
             given = [name for name, value in given.items() if _is_true(value)]
         if isinstance(given, list) and all(isinstance(each, str) for each in given):
             return frozenset(given)
@@ -526,7 +526,7 @@ _COMMENTS = re.compile(
     r"""
     "(?:[^"\\]|\\.)*+(?:"|\\?\Z)        # a string, or the rest of the text after a quote that is never closed
     | //[^\n]*+
-    | /\*.*?(?:\*/|\Z)  # Python 3.11.2 (Debian 12) skips text at a lookahead in a possessive group
+    | /\*.*?(?:\*/|\Z)  # not possessive: with a lookahead in such a group, Python 3.11.2 (Debian 12) skips text
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -549,7 +549,7 @@ def read_commented_json(text: str) -> Any:
 
 
 def repeated_keys(value: object) -> tuple[str, ...]:
-    """Return the duplicate keys of an object from `read_commented_json`, which keeps the last value of each."""
+    """Return the duplicate keys of an object from `read_commented_json`, which keeps the last value of a key."""
     return value.repeated if isinstance(value, _Object) else ()
 
 

@@ -38,10 +38,10 @@ _TEXT_TYPES = re.compile(r"text/|application/(?:json|xml|yaml|toml|javascript|sq
 class Offer:
     kind: Literal["prompt", "resource"]
     command: str  # name of the slash command
-    usage: str  # arguments of the command
+    usage: str  # syntax of the command's arguments
     description: str
     name: str
-    fetch: Callable[[str], Awaitable[str]]  # takes typed arguments and returns the text; raises ToolError
+    fetch: Callable[[str], Awaitable[str]]  # takes the arguments that the user typed; returns text or raises ToolError
 
 
 async def listed(client: Client, kind: Literal["prompt", "resource"]) -> AsyncIterator[Any]:
@@ -59,12 +59,12 @@ async def listed(client: Client, kind: Literal["prompt", "resource"]) -> AsyncIt
 
 
 def is_text(mime_type: str | None) -> bool:
-    """Return whether a resource of this type, or of an unknown type, may be text."""
+    """Return whether a resource of this media type (None: unknown) may be text."""
     return mime_type is None or _TEXT_TYPES.match(mime_type.lower()) is not None
 
 
 def command_of(server: str, name: str, taken: Mapping[str, object]) -> str:
-    """Return `server:name` in characters that commands allow, with a number if the name is taken."""
+    """Return the command `server:name` in valid characters, with a number appended if it is taken."""
     start = f"{_UNFIT.sub('-', server.lower()).strip('-')}:{_UNFIT.sub('-', name.lower()).strip('-') or 'item'}"
     found, number = start[:MAX_COMMAND_CHARACTERS], 1
     while found in taken:
@@ -78,7 +78,7 @@ def described(title: str | None, description: str | None) -> str:
 
 
 def usage_of(prompt: Prompt) -> str:
-    """Return the syntax of a prompt's arguments: plain text for a single argument, or else `name=...`."""
+    """Return the syntax of a prompt's arguments: `NAME` for a single argument, `name=...` for several."""
     rows = prompt.arguments or []
     names = [(visible_line(each.name, MAX_NAME_CHARACTERS), bool(each.required)) for each in rows]
     if len(names) == 1:
@@ -87,7 +87,7 @@ def usage_of(prompt: Prompt) -> str:
 
 
 def arguments_from(prompt: Prompt, typed: str) -> dict[str, str]:
-    """Parse `name=value` and `name="a b"`; other text is the first argument not given by name. Raises ToolError."""
+    """Parse `name=value` and `name="a b"`. Other text is the value of the first missing argument. Raises ToolError."""
     rows, found = (prompt.arguments or [])[:MAX_ARGUMENTS], dict[str, str]()
     names = {each.name for each in rows}
 

@@ -1,12 +1,13 @@
-"""Transports for untrusted MCP servers, as child processes or at a URL, with limits on their messages.
+"""Transports that connect the `mcp` library to MCP servers (child processes, or at a URL), and limit their messages.
 
-The `mcp` library does not limit its work: it buffers lines of any length, validates each listed tool, and matches
-results against regular expressions from the server. Messages are therefore reduced before they reach the library.
+The servers are not trusted, but the library does not limit its work: it buffers lines of any length, validates each
+listed tool, and matches results against regular expressions from the server. Therefore, this module checks and reduces
+messages before they reach the library.
 
 For servers at a URL (streamable HTTP or SSE), the library manages the session and follows redirects only within the
-URL's origin. This module limits responses before the library reads them. With streamable HTTP, the server's own stream
-(GET) is not opened, because nothing in it is used. With the older SSE transport, this stream carries the responses, so
-each of its events is limited.
+URL's origin. With streamable HTTP, the stream that a client may request with GET is not opened, because its messages
+are not used, and the size of each response is limited. With the older SSE transport, this stream contains the
+responses, so the size of each of its events is limited.
 """
 
 from __future__ import annotations
@@ -41,34 +42,36 @@ from notso.web.tools.elicitation import QUESTION_SECONDS
 from notso.web.tools.mcp_config import LeftOut, McpEntry
 from notso.web.values.visible_text import visible_line
 
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # large enough for an image, which is then removed from the result
-MAX_MESSAGE_ITEMS = 50_000  # commas and opening brackets; parsing this many blocks the event loop for 50 ms
-MAX_LISTED_TOOLS = 200  # per page of a list; the library validates each tool
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # large enough for a result with an image, although images are not used
+MAX_MESSAGE_ITEMS = 50_000
+"""Maximum number of commas and opening brackets. Parsing a message with so many blocks the event loop for 50 ms."""
+MAX_LISTED_TOOLS = 200  # per page of a list, because the library validates each tool
 MAX_TOOL_NAME_CHARACTERS = 80  # in reports of unusable tools
 MAX_OPEN_REQUESTS = 16  # unanswered requests from the server
-NICENESS = 10  # lower priority than the pages and the model
+NICENESS = 10  # gives MCP servers a lower priority than the pages and the model
 READ_BYTES = 65_536
-PIECE_SECONDS = 0.005  # time of parsing a server's messages after which to pause
-REST = 19  # the pause is this many times as long as the parsing, which limits a server to 5% of the event loop's time
-WRITE_SECONDS = 10.0  # time for a server to read a message
-LEAVE_SECONDS = 2.0  # time for a server to exit after the end of its input
-TERMINATE_SECONDS = 1.0  # time to exit after SIGTERM
+PIECE_SECONDS = 0.005  # time spent on parsing a server's messages after which reading pauses
+REST = 19
+"""The pause is this many times as long as the parsing, so that a server gets at most 5% of the event loop's time."""
+WRITE_SECONDS = 10.0  # time in which a server must read a message
+LEAVE_SECONDS = 2.0  # time in which a server must exit after the end of its input
+TERMINATE_SECONDS = 1.0  # time in which a server must exit after SIGTERM
 POLL_SECONDS = 0.02
 
-CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # part of each request since protocol 2026-07-28
+CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # since protocol 2026-07-28, part of each request
 
 Said = SessionMessage | Exception
 
 
 class McpProcess:
-    """Transport for `mcp.Client`: an asynchronous context manager that runs the server's process.
+    """Transport for `mcp.Client`: an asynchronous context manager that runs the MCP server's process.
 
-    At the end, the process group is killed. Raises OSError if the process cannot be started.
+    On exit, the process group is killed. Raises OSError if the process cannot be started.
     """
 
     def __init__(self, entry: McpEntry) -> None:
-        self.fault = ""  # the reason if the server exceeded a limit
-        self.ended = asyncio.Event()  # set at the end of the server's output
+        self.fault = ""  # description of the limit that the server exceeded, if any
+        self.ended = asyncio.Event()  # set when the server closes its output or accepts no more input
         self.left_out: list[LeftOut] = []  # unusable tools
         self._entry = entry
         self._open_requests = 0
@@ -84,7 +87,7 @@ class McpProcess:
                 cwd=entry.cwd,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,  # not logged, because it may quote requests
+                stderr=asyncio.subprocess.DEVNULL,  # not logged, because it may contain user data from requests
                 start_new_session=True,
             )
         except PermissionError as error:
@@ -113,7 +116,7 @@ class McpProcess:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._leave()
         finally:
-            self._signal(signal.SIGKILL)  # kill the rest of its group, even if the wait above was canceled
+            self._signal(signal.SIGKILL)  # end the server's own children, too, even if the wait above was canceled
             self._process._transport.close()  # type: ignore[attr-defined]  # a detached child may keep the pipes open
 
     async def _receive(self, heard: MemoryObjectSendStream[Said]) -> None:
@@ -145,7 +148,7 @@ class McpProcess:
         return not self.fault
 
     def _message(self, line: bytearray) -> JSONRPCMessage | None:
-        # Returns None for invalid messages, notifications, and requests beyond the limit.
+        # Return the message, or None to ignore it: if it is invalid, a notification, or a request beyond the limit.
         if line.count(b",") + line.count(b"[") + line.count(b"{") > MAX_MESSAGE_ITEMS:
             self.fault = f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts"
             return None
@@ -154,7 +157,7 @@ class McpProcess:
         except ValueError:
             return None
         if isinstance(message, JSONRPCNotification):
-            return None  # progress, log and change notifications are ignored
+            return None  # notifications of progress, log records and changed lists are not used
         if isinstance(message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return None
@@ -181,7 +184,7 @@ class McpProcess:
         except OSError:
             pass  # the process has exited
         finally:
-            heard.close()  # so that pending requests fail
+            heard.close()  # makes pending requests fail
 
     async def _leave(self) -> None:
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
@@ -191,7 +194,7 @@ class McpProcess:
             await self._gone(TERMINATE_SECONDS)
 
     async def _gone(self, seconds: float) -> bool:
-        # `Process.wait` is not used because it would also wait for the pipes to close.
+        # Poll the return code, because `Process.wait` would also wait for the pipes to close.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._process.returncode is None:
@@ -202,7 +205,7 @@ class McpProcess:
         return not self._signal(0)
 
     def _signal(self, number: int) -> bool:
-        # Returns False if the group is empty.
+        # Return False if no process of the group is left.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
             return True
@@ -210,7 +213,7 @@ class McpProcess:
 
 
 def declare_forms_only(message: JSONRPCMessage) -> None:
-    """Remove elicitation by URL, which the library declares, from our capabilities."""
+    """Remove elicitation by URL from the capabilities, because only forms are supported."""
     params = message.params if isinstance(message, JSONRPCRequest) and message.params else {}
     for offered in (params.get("capabilities"), (params.get("_meta") or {}).get(CLIENT_CAPABILITIES)):
         if isinstance(offered, dict) and isinstance(offered.get("elicitation"), dict):
@@ -218,10 +221,10 @@ def declare_forms_only(message: JSONRPCMessage) -> None:
 
 
 def cut_down(result: dict[str, Any]) -> list[LeftOut]:
-    """Reduce listed tools to the used fields, and return those removed because their name or schema is unusable.
+    """Reduce listed tools to the used fields. Remove and return tools with an unusable name or schema.
 
-    The library would reject the whole list because of one such tool, and match results against regular expressions in
-    `outputSchema`, which can take unlimited time.
+    The library would reject a whole list because of one such tool. It would also match results against regular
+    expressions in `outputSchema`, which can take unlimited time.
     """
     tools = result.get("tools")
     if not isinstance(tools, list):
@@ -247,6 +250,7 @@ def cut_down(result: dict[str, Any]) -> list[LeftOut]:
 
 
 def _make_object_schema(schema: Any) -> str:
+    # Repair common faults of a tool's schema. Return the reason if it is unusable, otherwise ''.
     if schema is None:
         return "it has no inputSchema"
     if not isinstance(schema, dict):
@@ -265,20 +269,20 @@ def _make_object_schema(schema: Any) -> str:
 
 
 CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0 + QUESTION_SECONDS  # between two parts of a response, including a request for user input
+READ_SECONDS = 60.0 + QUESTION_SECONDS  # time between two parts of a response, in which the user may have to reply
 MAX_REDIRECTS = 3
 MAX_SSE_EVENT_BYTES = 1024 * 1024  # same as the library's limit
 SESSION_ID = "mcp-session-id"
 SESSION_LOST = "its session has expired"
 NO_STREAMABLE_HTTP = frozenset({400, 404, 405, 406, 415})
-"""Status codes with which, according to the protocol, an SSE-only server rejects the first message."""
+"""Status codes with which a server that supports only SSE rejects the first message, according to the protocol."""
 
 
 class McpAddress:
-    """Transport for `mcp.Client`: an asynchronous context manager that holds a session.
+    """Transport for `mcp.Client`: an asynchronous context manager that holds a session with a server at a URL.
 
-    `ended` is set when a new session is needed, and `fault` is the reason: the session expired, or the server exceeded
-    a limit. `refused` is set if the server does not support streamable HTTP.
+    When the session has expired or the server exceeds a limit, `fault` is the reason, and `ended` is set: a new session
+    is needed. `refused`: whether the server does not support streamable HTTP.
     """
 
     def __init__(self, entry: McpEntry, *, sse: bool = False) -> None:
@@ -294,7 +298,7 @@ class McpAddress:
     async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Said], MemoryObjectSendStream[SessionMessage]]:
         client = httpx2.AsyncClient(
             headers=self._entry.headers | {"accept-encoding": "identity"},
-            # An SSE stream is silent between requests, so it has no read timeout.
+            # An SSE stream has no read timeout, because nothing is sent between requests.
             timeout=httpx2.Timeout(CONNECT_SECONDS, read=None if self.sse else READ_SECONDS),
             transport=_Bounded(self),
             max_redirects=MAX_REDIRECTS,
@@ -351,7 +355,7 @@ class McpAddress:
                     await to_tell.send(each)
 
     def _passes(self, each: SessionMessage) -> bool:
-        # Returns whether to pass on the message, after reducing lists of tools.
+        # Reduce lists of tools, and return whether to pass the message on to the library.
         if isinstance(each.message, JSONRPCRequest):
             if self._open_requests == MAX_OPEN_REQUESTS:
                 return False
@@ -362,7 +366,7 @@ class McpAddress:
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """httpx transport that aborts responses that exceed the limits."""
+    """HTTP transport that aborts responses that exceed the limits."""
 
     def __init__(self, owner: McpAddress) -> None:
         super().__init__()
@@ -406,7 +410,7 @@ class _BoundedBody(httpx2.AsyncByteStream):
             else:
                 yield piece
                 if self._owner.sse and (b"\n\n" in piece or b"\r\n\r\n" in piece):
-                    size = items = 0  # an event has ended; the start of the next one is negligible
+                    size = items = 0  # an event has ended; the piece may contain the start of the next, which is small
                 continue
             raise httpx2.ReadError(self._owner.fault)
 

@@ -51,18 +51,18 @@ from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import visible_line
 
 logger = logging.getLogger("notso.web.mcp")
-logging.getLogger("mcp").setLevel(logging.CRITICAL)  # the library logs servers' messages without a limit
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # the library would log any number of messages from servers
 
 START_SECONDS = 20.0
-RESTART_SECONDS = 10.0  # between attempts to start a failed server
+RESTART_SECONDS = 10.0  # minimum time between attempts to start a failed server
 CALL_SECONDS = 60.0
 OFFERS_SECONDS = 5.0  # timeout for listing prompts and resources
 STOP_SECONDS = 5.0
-MAX_TOOLS = 24  # of all servers together, because enabled tools are part of the prompt
+MAX_TOOLS = 24  # of all servers together, because the definitions of enabled tools are part of the prompt
 MAX_PAGES = 10
 MAX_DESCRIPTION_CHARACTERS = 600
 MAX_SCHEMA_CHARACTERS = 6_000
-MAX_SCHEMA_DEPTH = 32  # same limit as in the engine
+MAX_SCHEMA_DEPTH = 32  # the engine has the same limit
 MAX_SAID_CHARACTERS = 500  # maximum length of a server's error message
 MAX_NAME_CHARACTERS = 64
 TOO_MANY = f"at most {MAX_TOOLS} tools can be used"
@@ -74,9 +74,9 @@ T = TypeVar("T")
 
 
 class McpServer:
-    """An MCP server. Its connection must be opened and closed in the same task, so it has a task of its own.
+    """Connection to an MCP server, in a separate task, because the library requires one task to open and close it.
 
-    `tools` and `offers` (prompts and resources) stay listed after the server has exited; the next call restarts it.
+    `tools` and `offers` (prompts and resources) stay available after the server has exited; a call restarts it.
     `failure` is the reason why it is not running. `left_out` lists unusable tools.
     """
 
@@ -125,16 +125,16 @@ class McpServer:
         if task is None:
             return
         if self._client is None:
-            task.cancel()  # the task is waiting for a server that does not respond
+            task.cancel()  # the task is still waiting for the server's first response, and does not notice `_over`
         self._client = None
         _, late = await asyncio.wait([task], timeout=STOP_SECONDS)
         for each in late:
             each.cancel()
 
     async def call(self, tool: ChatTool | str, arguments: Mapping[str, Any], ask: Ask | None = None) -> str:
-        """Call a tool and return its result. tool: as it was listed, or just its name on the server.
+        """Call a tool, given as listed or by its name on the server, and return the result.
 
-        Raises ToolError if the call fails, if the server cannot be restarted, or if a listed tool has changed.
+        Raises ToolError if the call fails, if the server cannot be restarted, or if the listed tool has changed.
         """
         name = tool if isinstance(tool, str) else tool.name_there
 
@@ -154,7 +154,7 @@ class McpServer:
         except MCPError as error:
             fault = self._transport.fault if self._transport is not None else ""
             if fault == SESSION_LOST and not again:
-                await self.stop()  # the request had no effect, so it can be repeated
+                await self.stop()  # a request in an expired session has no effect, so it can be repeated
                 return await self._request(what, made, again=True)
             if error.code == CONNECTION_CLOSED or fault:
                 await self.stop()
@@ -172,8 +172,8 @@ class McpServer:
             self._asks.remove(ask)
 
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        # If several calls are running, reply `cancel`, because the protocol does not say to which call a request
-        # belongs.
+        # If several calls are running, reply `cancel`, because the protocol does not specify which call caused the
+        # elicitation.
         if not isinstance(params, ElicitRequestFormParams):
             return ErrorData(code=INVALID_PARAMS, message="only forms are supported")
         if len(self._asks) != 1:
@@ -256,7 +256,7 @@ class McpServer:
         return tuple(tools.values())
 
     async def _offered(self, client: Client) -> tuple[Offer, ...]:
-        # If a list fails, continue without it, because the tools can still be used.
+        # If listing fails, continue with what was listed, because the tools can still be used.
         found: dict[str, Offer] = {}
         can = client.server_capabilities
         try:
@@ -300,7 +300,7 @@ class McpServer:
 
 
 class McpServers:
-    """All servers of a configuration, and the skipped parts. Use it on the event loop."""
+    """All servers of a configuration, and its skipped parts. Use on the event loop."""
 
     def __init__(self, entries: Sequence[McpEntry], left_out: Sequence[LeftOut] = ()) -> None:
         self._entries = entries
@@ -328,7 +328,7 @@ class McpServers:
         return tuple(tool for server in self._servers for tool in server.tools)[:MAX_TOOLS]
 
     def offers(self) -> tuple[Offer, ...]:
-        """Return the prompts and resources. If several have the same command, the first one is returned."""
+        """Return the prompts and resources; of several with the same command, only the first one."""
         found: dict[str, Offer] = {}
         for server in self._servers:
             for each in server.offers:

@@ -1,4 +1,4 @@
-"""Extract the text of a fetched HTML page, in a child process with limited CPU time and memory.
+"""Extraction of the text of a fetched HTML page, in a child process with limited CPU time and memory.
 
 The child process runs `main` of this module.
 """
@@ -60,7 +60,7 @@ class _Text(HTMLParser):
 
 
 def text_of(html: str) -> str:
-    """Return the title and the text, without scripts, styles and navigation."""
+    """Return the title and text of a page, without scripts, styles and navigation."""
     parser = _Text()
     parser.feed(html)
     parser.close()

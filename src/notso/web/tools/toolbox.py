@@ -1,7 +1,4 @@
-"""Looks up tools by name and calls them, with limits on the time and output of a call.
-
-Tools of plugins run in the plugin's process.
-"""
+"""Looks up tools by name, and calls them with a timeout and a limit on the size of their results."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class PluginTools:
         return {each.name: each.failure for each in self._plugins.processes if each.failure}
 
     def left_out(self) -> Sequence[LeftOut]:
-        # Always empty, because a plugin with an unusable tool is disabled.
+        # Unusable tools of plugins are listed in PluginProcess.left_out, which the page shows with the plugin.
         return ()
 
     def tools(self) -> Sequence[ChatTool]:
@@ -68,7 +65,8 @@ def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
         except PluginError as error:
             raise ToolError(str(error)) from None
 
-    # A call that exceeds `seconds` disables the plugin. The toolbox's timeout is longer, so that this happens first.
+    # A call that exceeds `seconds` disables the plugin. The timeout in `use` is longer, so it does not end the call
+    # first.
     tool = ChatTool(str(row["name"]), description, row["parameters"], run, process.name, seconds + 2 * SEND_SECONDS)
     return tool
 
@@ -80,7 +78,7 @@ MAX_RESULT_CHARACTERS = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a call. `text` is for the model."""
+    """Result of a tool call, with the text for the model."""
 
     state: Literal["done", "failed"]
     text: str
@@ -93,17 +91,17 @@ class ToolSource(Protocol):
     def tools(self) -> Sequence[ChatTool]: ...
 
     def failures(self) -> Mapping[str, str]:
-        """Return the servers that are not running, with reasons."""
+        """Return the plugins or servers that are not running, with reasons."""
 
     def left_out(self) -> Sequence[LeftOut]:
-        """Return the skipped parts of configurations and unusable tools."""
+        """Return the skipped parts of a configuration, and unusable tools."""
 
     async def ready(self) -> None:
-        """Wait until the tools are known."""
+        """Wait until `tools` is complete."""
 
 
 class Toolbox:
-    """The built-in tools and those of `others`. If several have the same name, the first one is used."""
+    """The built-in tools and those of `others`. Of several tools with the same name, the first one is used."""
 
     def __init__(self, *others: ToolSource) -> None:
         self._sources: tuple[ToolSource, ...] = (BuiltInTools(), *others)
@@ -139,7 +137,7 @@ class Toolbox:
 
 
 async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Outcome:
-    """Call a tool with the arguments from the model (a JSON object). Errors are returned as results for the model."""
+    """Call a tool with the model's arguments (a JSON object). Errors become failed results for the model."""
     started = time.monotonic()
 
     def outcome(state: Literal["done", "failed"], text: str) -> Outcome:
@@ -165,7 +163,7 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
 
 
 def _suspending(ask: Ask, clock: asyncio.Timeout) -> Ask:
-    # Suspends the timeout while the user is asked. Further questions at the same time are canceled.
+    # Suspend the timeout while the user is asked. A second question during the first one is canceled.
 
     async def paused(question: Elicitation) -> Reply:
         end = clock.when()
@@ -176,14 +174,14 @@ def _suspending(ask: Ask, clock: asyncio.Timeout) -> Ask:
         try:
             return await ask(question)
         finally:
-            with contextlib.suppress(RuntimeError):  # the call has ended in the meantime
+            with contextlib.suppress(RuntimeError):  # the call ended while the user was asked
                 clock.reschedule(asyncio.get_running_loop().time() + left)
 
     return paused
 
 
 def cut(text: str) -> str:
-    """Truncate a result to MAX_RESULT_CHARACTERS, with a note, and replace characters that the store rejects."""
+    """Cut a result to MAX_RESULT_CHARACTERS, with a note, and replace characters that the database rejects."""
     text = text.replace("\x00", " ").encode("utf-8", "replace").decode()
     if len(text) <= MAX_RESULT_CHARACTERS:
         return text
@@ -191,7 +189,7 @@ def cut(text: str) -> str:
 
 
 def mcp_servers(path: Path | None, allowed_http: Iterable[str] = ()) -> McpServers | None:
-    """Return the servers of a configuration file, or None if `path` is None. Raises SettingsError."""
+    """Return the MCP servers of a configuration file, or None if `path` is None. Raises SettingsError."""
     if path is None:
         return None
     config = read_mcp_config(path, allowed_http)

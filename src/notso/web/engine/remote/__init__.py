@@ -1,1 +1,1 @@
-"""Remote engine, as used by a front end."""
+"""Remote engine: lets a front end (a server without a model) use the engine of another server."""

@@ -1,7 +1,7 @@
-"""Connection of a front end to its engine: short calls, and one stream with the events of all answers.
+"""Connection of a front end to its engine: short HTTP calls, and one HTTP response that streams all answers' events.
 
-A thread follows the stream. After a disconnect it resumes each answer after its last event; after LOST_SECONDS without
-a connection the engine counts as lost and its answers end with an error.
+A thread reads the stream. If the stream breaks, the thread opens it again and continues each answer after the last
+event received. After LOST_SECONDS without a stream, the engine is considered lost and all answers end with an error.
 """
 
 from __future__ import annotations
@@ -30,32 +30,35 @@ T = TypeVar("T", EngineStats, Progress, PromptEstimate, Usage)
 logger = logging.getLogger("notso.web.engine")
 
 WIRE_PATH = "/engine/v1"
-"""The number changes with incompatible wire formats."""
+"""Path of the engine API. Its number changes when the wire format becomes incompatible."""
 CONNECT_SECONDS = 3.0
 CALL_SECONDS = 120.0
-"""Long enough to load an unloaded model for a request."""
+"""Timeout of a call, long enough for the engine to load a model first."""
 SILENCE_SECONDS = 5.0
-"""The engine sends at least one line per second."""
+"""Read timeout of the stream. The engine sends at least one line per second."""
 LOST_SECONDS = 5.0
 RETRY_SECONDS = 0.2
 LOST_RETRY_SECONDS = 1.0
 MAX_LINE_BYTES = MAX_ANSWER_BYTES = 16 * 1024 * 1024
 ANSWER_LIMITS = JsonLimits(depth=64, objects=200_000, values=2_000_000)
-"""A line contains all text since the previous line; the largest result of a call is a prompt's token ids."""
+"""Limits of a stream's line, which contains all events since the previous line, and of a call's result, which is
+largest if it contains the token ids of a long prompt."""
 MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
-"""Idle connections are reused within this time, because servers close idle ones."""
+"""Maximum idle time after which a connection is reused. Servers close connections that are idle for longer."""
 FAILURES = (OSError, http.client.HTTPException)
 
 
 class RefusedError(EngineError):
-    """The engine rejects this front end; retrying does not help until its configuration changes."""
+    """The engine rejects this front end, and will do so until a configuration is changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    state: str = "loading"  # of the default model, or `stopping`
+    # The engine's description of itself, which it sends with the stream.
+
+    state: str = "loading"  # EngineState of the default model, or `stopping`
     failure: str = ""
     info: ModelInfo | None = None
     adapters: Mapping[str, AdapterInfo] = field(default_factory=dict)
@@ -78,7 +81,9 @@ class _Open:
 
 
 class EngineLink:
-    """Thread-safe. A thread of its own calls `when_changed` when the engine is lost or has changed."""
+    """Connection to an engine. Thread-safe."""
+
+    # `when_changed` is called in the link's thread when the engine is connected, is lost or sends a different About.
 
     def __init__(self, url: str, key: str, when_changed: Callable[[], None]) -> None:
         parts = urlsplit(url)
@@ -114,7 +119,7 @@ class EngineLink:
             self._changed.notify_all()
 
     def wait(self) -> About:
-        """Wait until the engine can answer. Raises EngineError if it cannot or is unreachable."""
+        """Wait until the engine can answer. Raises EngineError if it has failed or is unreachable."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._tried)
             self._changed.wait_for(lambda: self._closed or not self.is_up or self._settled)
@@ -128,7 +133,7 @@ class EngineLink:
 
     @property
     def _not_understood(self) -> Sentence:
-        said = f"{self.name} sent an invalid message: use the same release for both"
+        said = f"{self.name} sent an invalid message: use the same release on both servers"
         return Sentence(said, "remote_release", name=self.name)
 
     @property
@@ -142,7 +147,7 @@ class EngineLink:
     # ---- answers
 
     def begin(self, body: Mapping[str, Any]) -> Generation:
-        """Start an answer. Raises the engine's error, or EngineError."""
+        """Start an answer. Raises the error that the engine reports, or EngineError."""
         with self._changed:
             number = self._last = self._last + 1
             generation = Generation(lambda: self._wants(number))
@@ -151,7 +156,7 @@ class EngineLink:
             self.call("submit", {**body, "session": self._session, "number": number})
         except BaseException:
             self._open.pop(number, None)
-            self._steering.put(("stop", number))  # the engine may have received it nevertheless
+            self._steering.put(("stop", number))  # the engine may have received the request, even if the call failed
             raise
         entry.begun = True
         return generation
@@ -166,7 +171,7 @@ class EngineLink:
         self._end_all("the engine was closed")
 
     def _wants(self, number: int) -> None:
-        # Runs in any thread that steers the generation: it must not block.
+        # The generation calls this in the thread that calls its `stop` or `answer_now`, which must not be blocked.
         entry = self._open.get(number)
         if entry is not None:
             if entry.generation.stop_requested:
@@ -179,7 +184,7 @@ class EngineLink:
             kind, number = wanted
             try:
                 self.call("steer", {"session": self._session, kind: [number]})
-            except EngineError as error:  # the next stream request repeats pending stops
+            except EngineError as error:  # no retry, because the request that opens the next stream repeats all stops
                 logger.debug("not sent to the engine: %s", error)
             finally:
                 self._steering.task_done()
@@ -187,14 +192,15 @@ class EngineLink:
     # ---- calls
 
     def call(self, name: str, body: Mapping[str, Any]) -> Any:
-        """Call a method of the engine. Raises the method's error, or EngineError if unreachable."""
+        """Call a method of the engine API. Raises the error that the engine reports, or EngineError."""
         data = json.dumps(body).encode()
         connection, is_fresh = self._connection()
         try:
             try:
                 self._send(connection, name, data)
             except ConnectionError:
-                # Only an incomplete request is sent again: the engine cannot have executed it.
+                # Sending failed on a reused connection, which the engine may have closed. The engine cannot have
+                # executed an incomplete request, so send it again.
                 if is_fresh or self._closed:
                     raise
                 connection.close()
@@ -232,7 +238,7 @@ class EngineLink:
                 raise EngineError(f"{self.name} sent too much data")
             if time.monotonic() > ends:
                 raise TimeoutError
-        response.close()  # read1 does not close it, and the connection would refuse the next request
+        response.close()  # read1 leaves the response open, and the connection accepts no request before it is closed
         self._require_taken(response)
         return bytes(told)
 
@@ -265,7 +271,7 @@ class EngineLink:
         return connection
 
     def _break_calls(self) -> None:
-        # Makes all waiting calls fail at once.
+        # Shut down the sockets, which makes all calls that wait for a response fail at once.
         for connection in list(self._in_use):
             try:
                 connection.sock.shutdown(2)
@@ -277,7 +283,7 @@ class EngineLink:
             return
         why = {
             401: "requires a different key: NOTSO_ENGINE_KEY must be the same on both servers",
-            404: "has no engine API: start it with --engine-api, and use the same release for both",
+            404: "has no engine API: start it with --engine-api, and use the same release on both servers",
             421: f"does not allow this host name: start it with --allow-host {self._parts.hostname}",
         }.get(response.status, f"answers with HTTP {response.status}")
         raise (RefusedError if response.status in (401, 404, 421) else EngineError)(f"{self.name} {why}")
@@ -310,7 +316,7 @@ class EngineLink:
                     self._changed.wait_for(lambda: self._closed, max(0.0, again - time.monotonic()))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        # Yields the stream's lines. Raises one of FAILURES, EngineError or ValueError.
+        # Open the stream and yield its lines. Raises one of FAILURES, EngineError or ValueError.
         connection = self._connect(SILENCE_SECONDS)
         try:
             with self._changed:
@@ -371,7 +377,7 @@ class EngineLink:
             self._when_changed()
 
     def _note_trouble(self, trouble: str, is_lost: bool) -> None:
-        # Short interruptions are not reported.
+        # While the stream is only interrupted (up to LOST_SECONDS), neither log nor report it.
         was_up = self.is_up
         if trouble != self.trouble and (is_lost or not was_up):
             logger.warning("%s", trouble)
@@ -381,7 +387,9 @@ class EngineLink:
                 self._changed.notify_all()
         if is_lost and was_up:
             self._break_calls()
-            self._when_changed()  # first, so that answers are continued only once the engine is back
+            # Report the loss before ending the answers: code that retries a lost answer must find the engine lost, and
+            # wait until it is available again.
+            self._when_changed()
             self._end_all(trouble)
 
     def _end_unknown(self, known: set[int]) -> None:
@@ -400,8 +408,9 @@ def _was_closed(connection: http.client.HTTPConnection) -> bool:
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.sock, selectors.EVENT_READ)
-            return bool(selector.select(0))  # between calls, only the end of the connection can be read
-    except (OSError, ValueError):  # closed here already
+            # Between calls, the engine sends nothing: if the socket is readable, the engine has closed the connection.
+            return bool(selector.select(0))
+    except (OSError, ValueError):  # this end has closed the connection
         return True
 
 
@@ -410,7 +419,7 @@ def _end(entry: _Open, why: str) -> None:
 
 
 def checked_numbers(value: T) -> T:
-    """Check that all numbers are valid counts or times. Raises ValueError."""
+    """Return `value`. Raises ValueError if a number in it is negative, NaN or too large."""
     for field_ in fields(value):
         number = getattr(value, field_.name)
         if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # NaN fails too

@@ -1,4 +1,4 @@
-"""Engine run by another server, as used by a front end."""
+"""ChatEngine of a front end, which forwards all work to the engine of another server."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from notso.web.engine.remote.wire_values import packed, types_of
 
 
 class RemoteSource:
-    """EngineSource that connects to an engine server and reports when to retry."""
+    """EngineSource that connects to an engine server, and reports when it is available again."""
 
     def __init__(self, url: str, key: str) -> None:
-        # `key` is the NOTSO_ENGINE_KEY of the engine's server.
+        # `key` is the value of NOTSO_ENGINE_KEY, which must be equal on the engine's server.
         self._lock = threading.Lock()
         self._link = EngineLink(url, key, self._changed)
         self._started = False
@@ -35,7 +35,7 @@ class RemoteSource:
         self._when_back: list[Callable[[], object]] = []
 
     def __call__(self) -> RemoteEngine:
-        """Wait for the engine. Raises EngineError if unreachable or unable to answer."""
+        """Wait until the engine can answer. Raises EngineError if it cannot or is unreachable."""
         with self._lock:
             if not self._started:
                 self._started = True
@@ -46,7 +46,7 @@ class RemoteSource:
         engine = RemoteEngine(self._link, about.info)
         with self._lock:
             self._engine = engine
-        self._changed()  # the engine may already be lost
+        self._changed()  # the connection may have been lost before `_engine` was set
         return engine
 
     def when_back(self, callback: Callable[[], object]) -> None:
@@ -74,7 +74,7 @@ class RemoteSource:
 
 
 class RemoteAdapters:
-    """Adapters of the remote engine; they are loaded and removed there."""
+    """Adapters, which only the engine's own server can load and unload."""
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
@@ -84,7 +84,8 @@ class RemoteAdapters:
         return self._link.about.adapters
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        """Raise InvalidRequestError: paths are local to the engine."""
+        """Raise InvalidRequestError."""
+        # The path may not exist on the engine's machine.
         raise InvalidRequestError("adapters must be loaded at the engine, not at a front end", param="adapter")
 
     def remove(self, name: str) -> None:
@@ -92,10 +93,9 @@ class RemoteAdapters:
 
 
 class RemoteEngine:
-    """ChatEngine over an EngineLink. Raises EngineError if unreachable.
+    """ChatEngine that uses an EngineLink. Raises EngineError if the engine is unreachable."""
 
-    `stats` is at most a second old while answers are generated.
-    """
+    # While answers are generated, `stats` is at most a second old.
 
     def __init__(self, link: EngineLink, info: ModelInfo) -> None:
         self._link = link
@@ -113,7 +113,8 @@ class RemoteEngine:
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], Generation]:
-        # The engine keeps a prepared prompt for a few seconds and renders it again after that.
+        # `prepared` identifies the prompt on the engine's server, which keeps it for a few seconds. Afterwards, the
+        # server renders the prompt again from the rest of the body.
         body = _body(messages, params, options)
         prepared = self._open_link.call("prepare", body)
         return lambda: self._open_link.begin({**body, "prepared": prepared})
@@ -172,7 +173,7 @@ class RemoteEngine:
         self._call("forget_reading", name, scope=scope)
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when the engine is unreachable, stopping, or has another model."""
+        """Call `callback` once, when the engine becomes unreachable, stops, or changes its model."""
         with self._lock:
             if not self._lost:
                 self._when_lost.append(callback)
@@ -187,15 +188,15 @@ class RemoteEngine:
             callback()
 
     def close(self) -> None:
-        """End running answers and calls, unless the engine was replaced."""
+        """End running answers and calls."""
         self._closed = True
-        # Answers of a replaced engine continue to their end.
+        # After a loss, another RemoteEngine uses the link, and its answers must continue.
         if not self._lost:
             self._link.end_all()
 
     @property
     def _open_link(self) -> EngineLink:
-        if self._closed:  # otherwise each call that waits for a thread would also wait for a hanging engine
+        if self._closed:  # calls still queued for a thread must fail at once, not wait for an unresponsive engine
             raise EngineError("the engine was closed")
         return self._link
 
@@ -210,7 +211,7 @@ class RemoteEngine:
 
 def _count(told: int) -> int:
     if not 0 <= told < MAX_NUMBER:
-        raise ValueError("no count")
+        raise ValueError("not a count")
     return told
 
 

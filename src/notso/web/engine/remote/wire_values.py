@@ -1,6 +1,7 @@
-"""JSON serialization between front end and engine, derived from type hints.
+"""JSON serialization of the values that a front end and an engine exchange, derived from their type hints.
 
-Fields with their default value are omitted. NaN is sent in Python's notation, because both ends run this code.
+Fields that have their default value are omitted. NaN is sent as Python's json module writes it. This is not valid JSON,
+but both ends use that module.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ ERRORS: dict[str, type[NotsoError]] = {
         *(ModelFileError, NotsoError, OutOfMemoryError, TemplateError),
     )
 }
-"""Errors restored as their own class; others become the nearest base class."""
-# Attributes of errors that are sent.
+"""Error classes that the receiver restores. Errors of other classes become an error of the nearest base class."""
+# Attributes that are sent with an error, if it has them.
 _TOLD = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
 
 METHODS = frozenset(
@@ -68,7 +69,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(hint: Any, given: Any) -> Any:
-    """Convert JSON to a type. Raises ValueError, or InvalidRequestError from the type's own checks."""
+    """Convert JSON values to a type. Raises ValueError, or InvalidRequestError if the type rejects its fields."""
     return _unpacker(hint)(given)
 
 
@@ -81,7 +82,7 @@ def packed_error(error: NotsoError) -> dict[str, Any]:
 
 
 def unpacked_error(given: Any) -> NotsoError:
-    """Restore an error. Raises ValueError if malformed."""
+    """Restore an error. Raises ValueError if `given` is malformed."""
     if not isinstance(given, dict) or not isinstance(given.get("kinds"), list):
         raise ValueError("not an error")
     kind = next((ERRORS[each] for each in given["kinds"] if each in ERRORS), EngineError)
@@ -89,7 +90,7 @@ def unpacked_error(given: Any) -> NotsoError:
     if "code" in given:
         values = given.get("values")
         if not isinstance(values, dict) or not all(isinstance(each, str | int) for each in values.values()):
-            raise ValueError("no values of a sentence")
+            raise ValueError("invalid values in a message")
         message = Sentence(message, str(given["code"]), **values)
     told = {name: given.get(name) for name in _TOLD}
     if kind is ContextLengthError:
@@ -134,7 +135,7 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    # The representation distinguishes 1 from 1.0.
+    # Compare the representations, too: 1 and 1.0 are equal, but must not be replaced by each other.
     if value is default:
         return True
     return not is_dataclass(value) and bool(value == default) and repr(value) == repr(default)
@@ -167,7 +168,7 @@ def _unpacker(hint: Any) -> Unpack:
 def _plain(*kinds: type) -> Unpack:
     def unpack(given: Any) -> Any:
         if type(given) not in kinds:
-            raise ValueError(f"no {kinds[0].__name__}")
+            raise ValueError(f"not a valid {kinds[0].__name__}")
         return given
 
     return unpack
@@ -191,7 +192,7 @@ def _one_of(each: list[Unpack]) -> Unpack:
                 raise
             except ValueError:
                 continue
-        raise ValueError("a value of another type")
+        raise ValueError("a value of an unexpected type")
 
     return unpack
 
@@ -199,7 +200,7 @@ def _one_of(each: list[Unpack]) -> Unpack:
 def _sequence(item: Unpack, kind: type) -> Unpack:
     def unpack(given: Any) -> Any:
         if not isinstance(given, list):
-            raise ValueError("no list")
+            raise ValueError("not a list")
         return kind(map(item, given))
 
     return unpack
@@ -208,7 +209,7 @@ def _sequence(item: Unpack, kind: type) -> Unpack:
 def _mapping(name: Unpack, item: Unpack, *, is_number: bool) -> Unpack:
     def unpack(given: Any) -> Any:
         if not isinstance(given, dict):
-            raise ValueError("no object")
+            raise ValueError("not an object")
         return {name(int(key) if is_number else key): item(each) for key, each in given.items()}
 
     return unpack
@@ -220,17 +221,17 @@ def _dataclass(kind: type) -> Unpack:
 
     def unpack(given: Any) -> Any:
         if not isinstance(given, dict) or not given.keys() <= known.keys():
-            raise ValueError(f"no {kind.__name__}")
+            raise ValueError(f"not a valid {kind.__name__}")
         try:
             return kind(**{name: known[name](each) for name, each in given.items()})
         except TypeError as error:
-            raise ValueError(f"no {kind.__name__}") from error
+            raise ValueError(f"not a valid {kind.__name__}") from error
 
     return unpack
 
 
 class _Later:
-    # Defers the lookup of a type, because types may contain themselves.
+    # Looks up a field's type on first use, because looking up a type that contains itself would never end.
 
     def __init__(self, hint: Any) -> None:
         self._hint = hint
