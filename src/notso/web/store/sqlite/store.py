@@ -104,7 +104,8 @@ class Writer:
 
 
 READ_THREADS = 4
-# Checkpoint after this time without writes, so that the log is usually empty. Running answers are saved more often.
+# Checkpoint after this time without writes, so that the log is usually empty. Running answers are saved at shorter
+# intervals, so no checkpoint slows them down.
 IDLE_SECONDS = 2.0
 
 
@@ -157,7 +158,7 @@ class SQLiteStore(SQLStore):
         self._reads.close()
         self._writes.close()
 
-    async def refuse_company(self) -> None:
+    async def require_exclusive_use(self) -> None:
         if self.read_only:
             raise StorageDamagedError(said_of(self.damage))
         await self.write(lambda db: db.execute(_INTERRUPT))
@@ -344,7 +345,7 @@ class SQLiteDatabase(Database):
     def snapshot(self) -> AbstractContextManager[None]:
         return snapshot(self._connection)
 
-    def begin_much(self) -> None:
+    def begin_bulk(self) -> None:
         self.execute("PRAGMA defer_foreign_keys=ON")
 
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
@@ -381,7 +382,7 @@ class SQLiteDatabase(Database):
         for row in self.execute("SELECT term FROM vocabulary"):
             yield row["term"]
 
-    def take(self, owner: str, message_id: str) -> None:
+    def acquire(self, owner: str, message_id: str) -> None:
         pass
 
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
@@ -390,7 +391,7 @@ class SQLiteDatabase(Database):
     def holds(self, message_id: str) -> bool:
         return True
 
-    def let_go(self, message_id: str) -> None:
+    def release(self, message_id: str) -> None:
         pass
 
     def forget(self, owner: str, first_message_id: str) -> None:
