@@ -1,4 +1,4 @@
-"""Log of one turn that any number of readers can attach to, leave and resume.
+"""Event log of one turn, which any number of readers can attach to, leave and resume.
 
 A reader gives the number of the last update that it received, and gets all later changes as one update: closed blocks
 (which no longer change) to append, the current tails (open blocks), and changed tool cards. No reader can miss or
@@ -22,11 +22,11 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between two updates, per reader. Encoding and sending take a part of it; the model has the rest."""
+"""Minimum seconds between two updates, times the number of readers, so that sending leaves time for the model."""
 NUMBERS_OF_A_LOG = 1_000_000_000
-"""More than any log's changes: a log that continues another one, in another process, starts at the next multiple."""
+"""A log that continues another process's log starts at the next multiple of this number, which no log reaches."""
 CARD_MARK = "<!--tool-->"
-"""Marks a card's place in stored HTML. Sanitized HTML contains no comments, so it cannot occur otherwise."""
+"""Marks the place of a tool card in stored HTML. Other HTML is sanitized, so it contains no comments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Update:
     number: int  # to resume from
     snapshot: bool  # replaces all of the reader's state
     channels: dict[ChannelName, ChannelUpdate]
-    cards: Mapping[str, Card]  # changed cards the reader has
+    cards: Mapping[str, Card]  # changed cards that the reader already has
     asking: str  # id of the pending permission or question
     phase: str
-    label: str  # in the badge
+    label: str  # in the status badge
     reasoning_label: str  # above the reasoning
     detail: str  # next to the moving dots
     progress: Mapping[str, Stat]  # the figures in `detail`, as numbers
@@ -62,7 +62,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Position of a reader, with the last values of fields sent only on change."""
+    """Position of a reader, and the last values sent of fields that are sent only when they change."""
 
     number: int | None
     phase: str | None = None
@@ -78,7 +78,7 @@ class _Channel:
 
 
 class TurnLog:
-    """One task on the event loop writes it, and any number of tasks read it. `number` counts changes.
+    """Log that one task on the event loop writes and any number of tasks read. `number` counts changes.
 
     A log that continues another one of the same turn starts at a higher `number`.
     """
@@ -189,7 +189,7 @@ class TurnLog:
         return "".join(html or CARD_MARK for _, html, _ in target.closed) + target.tail
 
     def since(self, number: int | None) -> Update:
-        """Return everything after `number`, or a snapshot if that is unknown."""
+        """Return all changes after `number`, or a snapshot if the log has no such number."""
         snapshot = number is None or not self._from <= number <= self.number
         start = -1 if snapshot or number is None else number
         channels: dict[ChannelName, ChannelUpdate] = {}
@@ -208,7 +208,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, *said)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """Return the changes after number `after` (or all if it is -1) for a copy, as JSON."""
+        """Return the changes after number `after` (-1: all) as JSON values, for `take` of a copy."""
         return {
             "from": self._from,
             "closed": {
@@ -226,12 +226,12 @@ class TurnLog:
         }
 
     def take(self, after: int, number: int, changes: Mapping[str, Any]) -> bool:
-        """Apply changes of the original log. Return False if earlier ones are missing."""
+        """Apply changes of the original log to this copy. Return False if earlier changes are missing."""
         if after > self.number:
             return False
         if number <= self.number or self.finished:
             return True
-        if self.number < changes["from"]:  # the original was restated
+        if self.number < changes["from"]:  # the original has replaced all of its HTML
             self._from = changes["from"]
             self.cards, self._card_numbers = {}, {}
             for channel in self._channels.values():
