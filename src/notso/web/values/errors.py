@@ -61,7 +61,7 @@ class ToolError(WebError):
 
 
 class StorageError(WebError):
-    """Conversations could not be read or written. Nothing is half-written."""
+    """Conversations could not be read or written. A failed write changes nothing."""
 
     draft: str = ""  # the user's text, to be shown again
 
