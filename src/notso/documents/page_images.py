@@ -1,4 +1,4 @@
-"""Images of pages of PDF files, drawn in a confined child process."""
+"""Images of the pages of PDF files, rendered in a sandboxed child process."""
 
 from __future__ import annotations
 
