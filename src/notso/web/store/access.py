@@ -60,13 +60,13 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """An action in an audit log. It never includes content of chats."""
+    """An entry in an audit log. It never contains text of chats."""
 
     at_ms: int
     owner: str
     action: str
     address: str = ""
-    count: int = 1  # occurrences since the previous entry
+    count: int = 1  # how often the action occurred since its previous entry
     by_operator: bool = False  # whether the entry belongs to the operators' log
 
 
@@ -94,10 +94,10 @@ class AccessStore(Protocol):
     async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None: ...
 
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
-        """Add usage and end reservations, in one transaction."""
+        """Add usage and delete the `ended` reservations, in one transaction."""
 
     async def reserve(self, day: date, owner: str, quota: Quota, wanted: Sequence[Wanted]) -> list[Reservation] | Used:
-        """Reserve quota for requests, for RESERVED_SECONDS; reduce the answers' tokens if the quota is scarce.
+        """Reserve tokens for the `wanted` requests, or fewer for their answers if the quota is scarce.
 
         Used and reserved tokens never exceed the quota, even across processes. If the quota does not suffice, nothing
         is reserved, and the usage so far is returned.

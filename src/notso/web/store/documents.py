@@ -54,7 +54,7 @@ class Library:
 class Member:
     """A user with whom a library is shared."""
 
-    member: str  # the user's id; as `owner` in other methods
+    member: str  # the user's id, called `owner` elsewhere
     name: str  # as entered by the library's owner
     rights: Literal["add", "read"]
 
@@ -142,7 +142,7 @@ class DocumentStore(Protocol):
         """Return all readable libraries, oldest first."""
 
     async def change_library(self, owner: str, library_id: str, **changes: Any) -> bool:
-        """Change name, instructions or settings; return False also if the name is taken."""
+        """Change name, instructions or settings. Also return False if the name is taken."""
 
     async def delete_library(self, owner: str, library_id: str) -> bool:
         """Delete a library and its documents. Its chats are kept, but belong to no project."""
@@ -151,7 +151,7 @@ class DocumentStore(Protocol):
         """Return the members of one of the owner's libraries, sorted by name."""
 
     async def set_member(self, owner: str, library_id: str, member: Member) -> bool:
-        """Add a member or change their rights; return False also if MAX_MEMBERS is reached."""
+        """Add a member or change their rights. Also return False if MAX_MEMBERS is reached."""
 
     async def remove_member(self, owner: str, library_id: str, member: str) -> bool: ...
 
@@ -189,7 +189,7 @@ class DocumentStore(Protocol):
     ) -> list[PassageHit]:
         """Return passages that contain words of the query, ranked by BM25.
 
-        Searches these documents, or this library, or by default all readable documents.
+        Searches `document_ids` or `library_id`, or by default all readable documents.
         """
 
     async def retry(self, owner: str, document_id: str) -> bool: ...

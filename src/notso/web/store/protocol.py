@@ -56,7 +56,7 @@ class Chat:
     unread: bool = False  # whether an answer ended since the chat was last opened
     archived: bool = False  # hidden from the sidebar
     temporary: bool = False  # not listed, searched or exported; deleted after a period without use
-    source: str = ""  # identifies the original of an imported chat
+    source: str = ""  # id of the original, if the chat was imported
     project: str = ""  # id of the library that is the chat's project
 
 
@@ -154,7 +154,7 @@ class StoredMessage:
     tool_uses: tuple[ToolUse, ...] = ()
     model: str = ""  # name of the model that generated the answer, if known
     rating: Rating = 0
-    citations: tuple[Citation, ...] = ()  # the store clears the document of those that it cannot verify
+    citations: tuple[Citation, ...] = ()  # those that the store cannot verify have no document
     source: str = ""  # id in an imported file; saved, but never loaded
 
     @property
@@ -175,7 +175,7 @@ class AnswerRun:
     # From the engine's `started` event: a digest of the prompt and model, and the maximum number of tokens.
     origin: str = ""
     limit: int = 0
-    ids: tuple[int, ...] = ()  # tokens so far
+    ids: tuple[int, ...] = ()  # ids of the tokens so far
     closed_at: tuple[int, ...] = ()  # positions at which the engine ended the reasoning
     tokens: int = 0  # set at the end of the run
     reasoning_tokens: int = 0  # set at the end of the run
@@ -240,7 +240,7 @@ class TurnAccepted:
 class TurnRefused:
     """The turn was not stored: the chat has an unfinished answer, or the chat, message or branch has changed."""
 
-    running: StoredMessage | None  # the unfinished answer
+    running: StoredMessage | None  # the unfinished answer, if any
     held_here: bool = True  # whether this process generates that answer, so that it can stop it
     moved: bool = False  # the branch has continued or was deleted
 
@@ -257,11 +257,11 @@ class Orphan:
 class Heartbeat:
     """Result of a heartbeat."""
 
-    orphans: tuple[Orphan, ...] = ()  # turns of ended processes that were interrupted; reported once
+    orphans: tuple[Orphan, ...] = ()  # interrupted turns of ended processes; each is reported once
     # Turns that this process must continue. They are reported again until they are in `known`, because the result of a
     # heartbeat may be lost.
     taken: tuple[Orphan, ...] = ()
-    lost: frozenset[str] = frozenset()  # own generations that other processes continued or interrupted
+    lost: frozenset[str] = frozenset()  # this process's generations that others have continued or interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class ImportedBefore:
 class SearchHit:
     r"""A search result. In `snippet`, \\x02 and \\x03 enclose matches. `message_id` is None for titles.
 
-    `at_ms`: time of the message, or of the chat's last use. `similar`: contains only words similar to the query's.
+    `at_ms`: time of the message, or of the chat's last use. `similar`: its words only resemble those of the query.
     """
 
     chat_id: str
@@ -595,7 +595,7 @@ class ChatStore(Protocol):
     async def delete_share(self, owner: str, chat_id: str, share_id: str) -> bool: ...
 
     async def shared(self, share_id: str, now_ms: int) -> Share | None:
-        """Return a valid link, of any owner, to a chat that still exists."""
+        """Return a link of any owner, if it is valid and its chat exists."""
 
     async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
         """Return the existing chats that were imported from these sources, by source."""

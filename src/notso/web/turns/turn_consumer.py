@@ -338,7 +338,7 @@ class TurnConsumer:
         self.turn.log.put_card(use.id, await self._off_loop(lambda: self._card(use)))
         if not self.turn.cancelled and not use.is_final:
             phase = "tool" if not waits_for else "asking" if use.state == "waiting" else "question"
-            self.turn.log.tell(
+            self.turn.log.set_status(
                 phase, words[f"phase_{phase}"].format(name=use.name), self.turn.log.reasoning_label, "", {}
             )
         self.turn.log.ask(waits_for)
@@ -366,7 +366,7 @@ class TurnConsumer:
     def _tell(self) -> None:
         if not self.turn.cancelled:
             status = self._status_line.status(time.monotonic())
-            self.turn.log.tell(status.phase, status.label, status.reasoning_label, status.detail, status.progress)
+            self.turn.log.set_status(status.phase, status.label, status.reasoning_label, status.detail, status.progress)
 
     async def _render_more(self) -> None:
         segments, self._unrendered = self._unrendered, []

@@ -148,9 +148,11 @@ class TurnLog:
         self._wake()
 
     def set_phase(self, phase: str, label: str) -> None:
-        self.tell(phase, label, self.reasoning_label, self.detail, self.progress)
+        self.set_status(phase, label, self.reasoning_label, self.detail, self.progress)
 
-    def tell(self, phase: str, label: str, reasoning_label: str, detail: str, progress: Mapping[str, Stat]) -> None:
+    def set_status(
+        self, phase: str, label: str, reasoning_label: str, detail: str, progress: Mapping[str, Stat]
+    ) -> None:
         new = (phase, label, reasoning_label, detail, progress)
         if new != (self.phase, self.label, self.reasoning_label, self.detail, self.progress):
             moved = phase != self.phase
@@ -162,7 +164,7 @@ class TurnLog:
 
     def finish(self, phase: str, label: str, error: str | None = None, stats: Mapping[str, Stat] | None = None) -> None:
         """Close the log with a one-line error or statistics."""
-        self.tell(phase, label, self.reasoning_label, "", {})
+        self.set_status(phase, label, self.reasoning_label, "", {})
         self.error = error
         self.stats = stats or {}
         self.finished = True

@@ -249,12 +249,12 @@ class Turns:
                 tell(turn, consumer.usage, consumer.finish_reason)
 
     def _keep(self, turn: Turn) -> None:
-        later = asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._let_go, turn.id)
+        later = asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._forget, turn.id)
         self._finished[turn.id] = turn, later
         while len(self._finished) > MAX_FINISHED:
-            self._let_go(next(iter(self._finished)))
+            self._forget(next(iter(self._finished)))
 
-    def _let_go(self, generation_id: str) -> None:
+    def _forget(self, generation_id: str) -> None:
         finished = self._finished.pop(generation_id, None)
         # Cancel the timer, too: a busy server finishes thousands of turns within KEEP_FINISHED_SECONDS.
         if finished is not None:

@@ -39,7 +39,9 @@ from notso.web.values.errors import (
     StorageFullError,
 )
 
-FORGOTTEN_DAYS = 30  # operators must clear the disk cache of a process that was down for longer
+# Records of purged conversations are deleted after this time. If a process was down for longer, operators must clear
+# its disk cache.
+FORGOTTEN_DAYS = 30
 
 _UNFINISHED = "state IN ('queued', 'running')"
 
@@ -111,7 +113,7 @@ class PostgresDatabase(Database):
 
     def begin_bulk(self) -> None:
         self.execute("SET CONSTRAINTS ALL DEFERRED")
-        # In a copy between databases, one transaction is idle while rows of the other database are read or written.
+        # A copy between databases leaves each transaction idle while it accesses the other database.
         self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     # ---- search index: rows are deleted with their chat or message (ON DELETE CASCADE)

@@ -54,7 +54,7 @@ def _leased(now_ms: int) -> int:
 
 
 def _open(db: Database, row: Any) -> OpenResponse | None:
-    # Tokens are stored in parts. An older release stored them in `progress`, so these come first.
+    # Tokens are stored in parts. Those in `progress` were stored by an older release, and come first.
     if row is None:
         return None
     left = OpenResponse(**row)

@@ -27,7 +27,8 @@ CHAT_FIELDS = tuple(_CHAT_KINDS)
 CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
 CHAT_TRUTHS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
 _NUMBERS = tuple(each.name for each in fields(Numbers))
-_MADE = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")  # fields stored in another form
+# Fields that are converted, or stored elsewhere.
+_MADE = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")
 _PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _MADE)
 _SAVED = (
     *("content", "reasoning", "state", "note", *_NUMBERS, "answer_html", "reasoning_html", "renderer"),

@@ -1,4 +1,4 @@
-"""ChatStore methods shared by both databases, including those for stored responses."""
+"""ChatStore methods that both databases share."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def open_nothing() -> sqlite3.Connection:
     return connection
 
 
-def fold(connection: sqlite3.Connection) -> bool:
+def checkpoint(connection: sqlite3.Connection) -> bool:
     """Checkpoint and truncate the log; return False, without waiting, if a reader blocks this."""
     connection.execute("PRAGMA busy_timeout=0")
     try:
@@ -274,7 +274,7 @@ LOST = Sentence(
 
 
 def damage_of(path: Path) -> Damage:
-    """Return the damage that requires the database to be opened read-only. Does not change any file.
+    """Return the kind of damage, which requires read-only use, or '' for none. Does not change any file.
 
     Raises StorageDamagedError if the database cannot be read at all.
     """
