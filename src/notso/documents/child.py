@@ -3,7 +3,7 @@
 A frame is a length (4 bytes, big-endian) and a JSON object of at most 1 MiB:
 
 - `{"reading": pages}`: number of pages, in total or so far; each page raises the CPU time limit;
-- `{"page": text, "more": bool}`: a page, or, if `more`, a part of it;
+- `{"page": text, "more": bool}`: text of a page; if `more`, the next such frame continues the page;
 - `{"kind": ..., "title": ..., "warnings": [...]}`: the last frame of a document;
 - `{"refused": sentence, "code": ..., "values": ...}`: the last frame if the document cannot be read;
 - `{"missing": module}`: the only frame if a required library is not installed.

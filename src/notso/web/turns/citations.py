@@ -53,7 +53,7 @@ async def citations_of(
 
 
 def with_citations(html: str, message: StoredMessage, *, with_links: bool = True) -> str:
-    """Replace quotations in an answer's sanitized HTML with numbered links, and mark those in no document."""
+    """Replace quotations in an answer's sanitized HTML with numbered links; mark those that are in no document."""
     if '<span class="quote">' not in html and not message.citations:
         return html
     cited = {(mark.number, _plain(mark.words)): each for mark, each in _cited(message)}

@@ -83,7 +83,7 @@ class PromptDocuments:
         return tuple(others)
 
     def options(self, messages: Sequence[Message], options: RequestOptions) -> RequestOptions:
-        """Return options with the fixed prefix of these messages and the sources that the answer may quote."""
+        """Return the options with the head as the messages' fixed prefix, and with the quotable sources."""
         options = replace(options, sources=self.sources)
         at = next((at for at, each in enumerate(messages) if self.head and each.content.startswith(self.head)), None)
         if at is None:

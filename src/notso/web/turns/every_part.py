@@ -101,7 +101,7 @@ def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[t
             within = [each for each in passages if volume.start <= each.start < volume.end]
             if tokens <= most or len(within) == 1:
                 found.append((volume, last))
-            else:  # more tokens than the sample suggests, as in tables
+            else:  # too long, because it has more tokens than the sample suggests, as tables do
                 uncut.append((within, max(1, min(estimate - 1, int(estimated_tokens(shown) * most / tokens)))))
     return sorted(found, key=lambda each: each[0].start)
 

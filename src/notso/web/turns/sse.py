@@ -28,7 +28,7 @@ MAX_TABS = 16
 
 
 class Feed:
-    """Counts changes since the server started. Use on the event loop only."""
+    """Counter of changes to chats since the server started. Use on the event loop only."""
 
     def __init__(self) -> None:
         # Called for each local change with owner, chat, tab, and whether messages changed.

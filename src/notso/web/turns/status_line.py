@@ -123,7 +123,7 @@ class StatusLine:
         return self._reasoning_tokens_before + self._reasoning_tokens
 
     def next_part(self, now: float) -> StatusLine:
-        # Reasoning before the tool calls continues to count.
+        # Count the reasoning before the tool calls, too.
         after = StatusLine(now, reasoning_before_s=self.thinking_s, left_out=self._left_out)
         after.dropped_messages, after._reasoning_tokens_before = self.dropped_messages, self._all_reasoning_tokens
         after.first_token_s = self.first_token_s

@@ -39,7 +39,7 @@ class ToolOffer:
 
 
 class ToolCalls:
-    """Runs the calls in `uses`. Use on the event loop only."""
+    """Run the tool calls in `uses`. Use on the event loop only."""
 
     def __init__(
         self,

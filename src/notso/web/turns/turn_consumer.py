@@ -43,7 +43,7 @@ AWAY_RETRY_SECONDS = (4.0,) * 8  # for a shared database, which may be restartin
 
 
 class TurnConsumer:
-    """Drives one turn: generation and tool calls until the answer is saved."""
+    """Run one turn: generate the answer, call tools, and save the result."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Event log of one turn, which any number of readers can attach to, leave and resume.
 
 A reader gives the number of the last update that it received, and gets all later changes as one update: closed blocks
-(which no longer change) to append, the current tails (open blocks), and changed tool cards. No reader can miss or
-repeat a block, and a slow one delays only itself.
+(which no longer change) to append, the current tails (open blocks), and changed tool cards. No reader misses or repeats
+a block, and a slow reader delays only itself.
 
 Readers are woken together, at most ten times a second and less often if there are many, so that an update can be
 encoded once for all of them.
@@ -22,7 +22,7 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between two updates, times the number of readers, so that sending leaves time for the model."""
+"""Minimum seconds between two updates per reader. Updates to many readers are rarer, to leave time for the model."""
 NUMBERS_OF_A_LOG = 1_000_000_000
 """A log that continues another process's log starts at the next multiple of this number, which no log reaches."""
 CARD_MARK = "<!--tool-->"
@@ -210,7 +210,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, *said)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """Return the changes after number `after` (-1: all) as JSON values, for `take` of a copy."""
+        """Return the changes after number `after` (-1: all) as JSON values, for `take` in a copy of the log."""
         return {
             "from": self._from,
             "closed": {

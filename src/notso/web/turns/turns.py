@@ -36,7 +36,7 @@ def mark_of(phase: str) -> Mark:
 
 
 class Turns:
-    """Starts, finds, stops and follows turns. Use on the event loop only."""
+    """Start, find, stop and follow turns. Use on the event loop only."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Turns:
             await begun.wait()
 
     def lost(self, generation_id: str) -> bool:
-        """Return whether this process does not know the turn."""
+        """Return whether the turn is unknown to this process."""
         return generation_id not in self._expected and self.find(generation_id) is None
 
     def find(self, generation_id: str) -> Turn | None:
@@ -256,6 +256,6 @@ class Turns:
 
     def _forget(self, generation_id: str) -> None:
         finished = self._finished.pop(generation_id, None)
-        # Cancel the timer, too: a busy server finishes thousands of turns within KEEP_FINISHED_SECONDS.
+        # Cancel the timer, too. A busy server would otherwise have thousands of timers within KEEP_FINISHED_SECONDS.
         if finished is not None:
             finished[1].cancel()

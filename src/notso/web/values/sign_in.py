@@ -85,7 +85,7 @@ class OidcSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInSettings:
     require_key: bool = False  # authenticate local requests too
-    # Characters each user may keep in chats, 0: no limit. Does not apply to the server's key.
+    # Maximum number of characters in a user's chats; 0: no limit. The limit does not apply to the server's key.
     kept_characters: int = 1_000_000_000
     operators: tuple[str, ...] = ()  # names from the proxy or provider that have operator rights
     proxy: ProxySignIn | None = None
