@@ -121,7 +121,7 @@ def stream_of(article: str, texts: list[bytes]) -> tuple[bytes, int]:
         from fastapi.sse import format_sse_event
 
         log, number = TurnLog(), None
-        log.tell("generating", "Generating", "", "", {})
+        log.set_status("generating", "Generating", "", "", {})
         markdown, decoder = StreamingMarkdown(), codecs.getincrementaldecoder("utf-8")("replace")
         for byte in b"\n\n".join([*texts, b"The end.\n"]):
             rendered = markdown.feed(decoder.decode(bytes([byte])))

@@ -1,1 +1,1 @@
-"""Extraction of text from documents, in a child process that has no other rights."""
+"""Extraction of text from documents, in a sandboxed child process."""

@@ -1,4 +1,4 @@
-"""Reading of untrusted ZIP archives and XML. Sizes are checked before anything is inflated; no other file is read."""
+"""Reading of untrusted ZIP archives and XML. Sizes are checked before inflating; other files are never opened."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Program of the confined child process: reads a document from stdin and writes frames to stdout.
+"""Program of the sandboxed child process, which reads a document from stdin and writes frames to stdout.
 
 A frame is a length (4 bytes, big-endian) and a JSON object of at most 1 MiB:
 
-- `{"reading": pages}`: number of pages that are about to be read, which the time limit depends on;
-- `{"page": text, "more": bool}`: a page, or, if `more`, a part of it;
+- `{"reading": pages}`: number of pages, in total or so far; each page raises the CPU time limit;
+- `{"page": text, "more": bool}`: text of a page; if `more`, the next such frame continues the page;
 - `{"kind": ..., "title": ..., "warnings": [...]}`: the last frame of a document;
 - `{"refused": sentence, "code": ..., "values": ...}`: the last frame if the document cannot be read;
 - `{"missing": module}`: the only frame if a required library is not installed.
@@ -45,7 +45,8 @@ def main() -> None:
 
 def answer(file: BinaryIO, output: BinaryIO, extension: str, lacks: list[str], before: Callable[[], None]) -> None:
     """Write the frames of a document."""
-    # `before` gives up rights: it is called after all imports and before the document is parsed.
+    # `before` sandboxes the process. It is called after all imports, which must open files, and before the document is
+    # parsed.
     try:
         try:
             container = kinds.container_of(file.read(1024), extension)

@@ -1,6 +1,6 @@
-"""Quotations of documents in an answer: finding them in the answer, and finding their words in the document.
+"""Quotations of documents in an answer: finding them in the answer, and their words in the document.
 
-The mark `[[2: words]]` quotes the second document. Line breaks in a document count as spaces.
+A quotation is marked as `[[2: words]]`, where 2 means the second document. Line breaks in a document count as spaces.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_QUOTE_CHARACTERS = 2_000
 MAX_MARK_CHARACTERS = len("[[100: ]]")
 MAX_CLAIMS = 64
 LEAST_CLAIMED_WORDS = 5
-LEAST_CLAIMED_CHARACTERS = 12  # minimum length of a claim in scripts without spaces; see `claims_in`
+LEAST_CLAIMED_CHARACTERS = 12  # minimum length of a claim (see `claims_in`) in scripts without spaces
 PIECE_CHARACTERS = 1 << 18
 """Characters searched at a time, so that other threads do not wait long for the interpreter lock."""
 
@@ -37,7 +37,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A quotation at characters `start` to `end` of an answer. `number`: of the document (0: unknown, or [[none]])."""
+    """A quotation at characters `start` to `end` of an answer. `number`: the document's (0: [[none]] or a claim)."""
 
     start: int
     end: int
@@ -67,7 +67,7 @@ def marks_in(answer: str) -> Iterator[Mark]:
         if found[1] is None:
             yield Mark(found.start(), at, 0, "")
             continue
-        if close <= at:  # otherwise, `close` is still the end of a mark that was too long
+        if close <= at:  # otherwise, the end found for an earlier mark is still ahead
             close = answer.find("]]", at + 1)
         if close < 0:
             return
@@ -77,7 +77,7 @@ def marks_in(answer: str) -> Iterator[Mark]:
 
 
 def claims_in(answer: str) -> Iterator[Mark]:
-    """Yield claims: texts of five words or more in quotation marks, outside code and marks."""
+    """Yield claims: texts of five or more words in ordinary quotation marks, outside of code and marked quotations."""
     blanked = _CODE.sub(lambda found: " " * len(found[0]), answer)
     parts, at = list[str](), 0
     for mark in marks_in(blanked):
@@ -98,7 +98,7 @@ def folded(text: str) -> str:
 
 
 def agrees(text: str, start: int, end: int, words: str) -> bool:
-    """Whether characters `start` to `end` of a text are these words after folding."""
+    """Return whether characters `start` to `end` of a text equal these words after folding."""
     return 0 <= start < end <= len(text) and folded(text[start:end]) == folded(words) != ""
 
 
@@ -139,7 +139,7 @@ def _length_folded_to(text: str, size: int) -> int:
 
 
 class MarkReader:
-    """Separates marked quotations from the text of an answer while it is generated."""
+    """Separate marked quotations from the text of an answer while it is generated."""
 
     def __init__(self) -> None:
         self._held = ""

@@ -28,7 +28,7 @@ EXTENSIONS = CODE | {
 """File name extensions that the page's file dialog offers; other text files can be read, too."""
 
 NATIVE = {"PDF", "XLSX", "XLS", "ODS"}
-"""Kinds that native code parses; this requires Landlock and seccomp."""
+"""Kinds that native code parses. By default, they are read only if the system supports Landlock and seccomp."""
 
 _UNREADABLE_STARTS = {
     b"\x89PNG": "image",
@@ -75,12 +75,13 @@ def container_of(head: bytes, extension: str) -> Container:
     for start, what in _UNREADABLE_STARTS.items():
         if head.startswith(start) and (not start.isascii() or _BINARY.search(head)):  # a text may begin with "MZ", too
             raise UnreadableError(f"is {_ARTICLES.get(what, f'a {what}')}, which cannot be read", "document_not_text")
-    # PDF readers accept other bytes before "%PDF-"; but a text that mentions "%PDF-" is not a PDF.
+    # PDF readers accept other bytes before "%PDF-". A file that is not named .pdf must begin with it, because a text
+    # may mention "%PDF-".
     return "pdf" if head.lstrip().startswith(b"%PDF-") or (extension == "pdf" and b"%PDF-" in head) else "text"
 
 
 def prepare(container: Container) -> None:
-    """Import what reading needs, while files can still be opened. Raises ImportError if the extra is not installed."""
+    """Import modules before the sandbox prevents opening files. Raises ImportError if the extra is not installed."""
     for name in _DECODERS:
         codecs.lookup(name)
     if container == "pdf":
@@ -100,9 +101,9 @@ def prepare(container: Container) -> None:
 def read(
     file: BinaryIO, container: Container, extension: str, warnings: list[str], announce: Callable[[int], None]
 ) -> tuple[str, Callable[[], str], Iterator[str]]:
-    """Return kind, a function that returns the title, and the pages. Using these two may raise UnreadableError.
+    """Return kind, a function that returns the title, and the pages. The function and pages may raise UnreadableError.
 
-    Warnings are added to `warnings`; `announce` is called with the number of pages if it is known in advance.
+    Adds to `warnings`, and calls `announce` with the number of pages if it is known in advance.
     """
     if container == "pdf":
         return "PDF", lambda: pdf.pdf_title(file), pdf.read_pdf(file, warnings, announce)

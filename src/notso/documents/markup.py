@@ -16,7 +16,7 @@ _SILENT = {
 _VOID = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr", "param"),
 }
-_IMPLIED_ENDS = {  # elements that a start tag closes while they are the innermost open ones
+_IMPLIED_ENDS = {  # innermost open elements that a start tag closes implicitly
     "p": {"p"}, "li": {"li", "p"}, "dt": {"dt", "dd", "p"}, "dd": {"dt", "dd", "p"}, "td": {"td", "th", "p"},
     "th": {"td", "th", "p"}, "tr": {"td", "th", "tr", "p"}, "option": {"option"},
 }  # fmt: skip

@@ -15,7 +15,7 @@ from notso.documents.tables import rows_of
 from notso.documents.values import MAX_PAGES, UnreadableError
 
 MAX_REPEATED = 1_000
-"""Maximum number of repetitions of a cell or space in an ODT, because a small file can declare any number."""
+"""Maximum number of times that a cell or space of an ODT is repeated. A small file can declare any number."""
 
 _HEADING = re.compile(r"(?:heading|title|berschrift|titre|titolo|t.tulo)\s?(\d?)", re.IGNORECASE)
 
@@ -63,7 +63,7 @@ class _Page:
 
 
 def read_docx(file: BinaryIO) -> Iterator[str]:
-    """Yield the pages of a Word document, split at the page breaks that the last editor stored, then the notes."""
+    """Yield the pages of a Word document, split at the page breaks that the word processor stored, then the notes."""
     archive = Archive(file)
     main = _target(archive, "_rels/.rels", "/officeDocument") or "word/document.xml"
     yield from _word_pages(xml_events(archive.pieces(main)))
@@ -98,7 +98,7 @@ def read_pptx(file: BinaryIO) -> Iterator[str]:
 
 
 def read_odt(file: BinaryIO) -> Iterator[str]:
-    """Yield the pages of an OpenDocument text, split at the page breaks that the last editor stored."""
+    """Yield the pages of an OpenDocument text, split at the page breaks that the word processor stored."""
     archive = Archive(file)
     _refuse_encrypted_odf(archive)
     page, silent = _Page(), 0
@@ -272,7 +272,7 @@ def _target(archive: Archive, listed: str, kind: str) -> str:
 
 
 def _within(folder: str, target: str) -> str:
-    # The path refers to a member of the archive; `..` must not lead out of it.
+    # The path names a member of the archive, so `..` must not lead out of the archive.
     joined = posixpath.normpath(posixpath.join(folder, target)) if not target.startswith("/") else target[1:]
     if joined.startswith(".."):
         raise UnreadableError("refers to files outside the archive")

@@ -1,4 +1,4 @@
-"""Images of pages of PDF files, drawn in a confined child process."""
+"""Images of the pages of PDF files, rendered in a sandboxed child process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER = struct.Struct(">I")
 
 
 class PageDrawer:
-    """Draws one page of a PDF file. `draw` blocks; `kill` may be called from another thread."""
+    """Draw one page of a PDF file. `draw` blocks; `kill` may be called from another thread."""
 
     def __init__(self, data: bytes, page: int, unconfined: bool = False) -> None:
         """Start the child for `page`, counted from 1. Raises UnreadableError.
@@ -57,7 +57,7 @@ class PageDrawer:
 
 
 def main() -> None:
-    """Draw a page; read its number, followed by the PDF file, from stdin."""
+    """Draw a page. Stdin contains its number, followed by the PDF file."""
     from pypdfium2 import PdfDocument, PdfiumError
 
     def work(asked: bytes) -> bytes:

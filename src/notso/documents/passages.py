@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 PASSAGE_TOKENS = 220
-# UTF-8 bytes per token, an estimate for every script: a Latin letter takes one byte, a Cyrillic letter two, a Chinese
-# character three.
+# Estimated UTF-8 bytes per token. The estimate suits every script, because a Latin letter takes one byte, a Cyrillic
+# letter two, and a Chinese character three.
 BYTES_PER_TOKEN = 4
 
 _UNIT = re.compile(r"[^\n.!?。！？]*(?:[.!?。！？]+(?=\s|$)|[。！？]+|[.!?]|\n+|$)\s*")
@@ -79,7 +79,7 @@ def _stripped(text: str, page: int, start: int, end: int) -> Passage | None:
 
 def volumes_of(text: str, passages: Sequence[Passage], most_tokens: int) -> Iterator[tuple[Passage, int]]:
     """Join adjacent passages to volumes of at most about `most_tokens`; yield each with its last page's number."""
-    # A volume ends at the end of a page, unless a single page is larger.
+    # A volume ends at the end of a page, unless that page alone is larger than `most_tokens`.
     sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
     of_pages: dict[int, int] = {}
     for passage, size in zip(passages, sizes, strict=True):

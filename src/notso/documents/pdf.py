@@ -82,7 +82,7 @@ def joined(text: str) -> str:
 
 
 def without_margins(pages: Sequence[str]) -> list[str]:
-    """Return pages without first and last lines that most of them share; numbers in these lines may differ."""
+    """Return pages without first and last lines that are the same, except for numbers, on most pages."""
     split = [page.strip("\n").split("\n") for page in pages]
     seen: Counter[tuple[bool, str]] = Counter()
     for lines in split:

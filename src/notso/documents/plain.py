@@ -1,4 +1,4 @@
-"""Reading of text in any encoding, and of e-mail."""
+"""Decoding of text in any encoding, and extraction of text from e-mail."""
 
 from __future__ import annotations
 

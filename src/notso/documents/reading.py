@@ -1,4 +1,4 @@
-"""Server side of reading documents: a child process reads each file and sends frames, which are not trusted."""
+"""Server side of reading documents. A child process reads each file and sends frames, which are not trusted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXTENSION = re.compile(r"[a-z0-9]{1,10}")
 
 
 class DocumentReader:
-    """Reads one document. `read` blocks; `kill` may be called from another thread."""
+    """Read one document. `read` blocks; `kill` may be called from another thread."""
 
     def __init__(self, data: bytes, name: str, unconfined: bool = False, program: str = PROGRAM) -> None:
         """Start the child. Raises UnreadableError.
@@ -67,7 +67,7 @@ class DocumentReader:
 
 
 def document_of(given: Iterator[dict[str, Any]], grant: Callable[[int], None]) -> Document:
-    """Assemble the document from frames; `grant` is called to allow more CPU seconds. Raises UnreadableError."""
+    """Assemble the document from frames; `grant` adds CPU seconds to the child's limit. Raises UnreadableError."""
     texts: list[str] = []
     pages: list[int] = []
     at, granted, continued = 0, 0, False

@@ -25,21 +25,21 @@ LIMITS = Limits(
 """Limits of the child process that reads a document."""
 
 UNCONFINED = "unconfined"
-"""Argument that lets the child work even without Landlock and seccomp."""
+"""Command-line argument that lets the child work even without Landlock and seccomp."""
 
 MAX_FRAME_BYTES = MIB
 """Maximum size of a frame that the child writes."""
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-# Characters that change the direction of text, and invisible tags: with them, the displayed text can differ from the
+# Characters that change the direction of text, and invisible tags. They can make the displayed text differ from the
 # text that the model reads.
 _DECEPTIVE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 
 
 class UnreadableError(Exception):
-    """The document cannot be read; the message is a sentence without its subject, such as `is encrypted`.
+    """The document cannot be read. The message lacks the document's name at its start, as in `is encrypted`.
 
-    Pages translate it by `code` ('': not translated); `values` are the figures in it.
+    `code` selects the translation of the message ('': none), and `values` are the numbers in it.
     """
 
     def __init__(self, message: str, code: str = "", **values: int) -> None:
@@ -63,7 +63,7 @@ def unreadable(stored: str) -> UnreadableError:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The text of a document; `pages` are the offsets at which its pages begin, the first of which is 0."""
+    """The text of a document, and the offsets at which its pages begin (the first is 0)."""
 
     kind: str
     title: str
@@ -73,7 +73,7 @@ class Document:
 
 
 def clean(text: str) -> str:
-    """Return text with plain line ends, without control characters and characters that deceive readers."""
+    """Normalize line ends, and remove control characters and characters with which text deceives readers."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
     return _DECEPTIVE.sub("", _CONTROL.sub("", text))
 

@@ -306,7 +306,7 @@ def test_no_byte_of_a_deleted_document_stays_in_sqlite(tmp_path: Path) -> None:
 
     async def work(store: SQLiteStore) -> None:
         planted = await planted_and_deleted(store, words)
-        while not await store._writes.run("", store._require_writer().fold):  # as the store does when it is idle
+        while not await store._writes.run("", store._require_writer().checkpoint):  # as the store does when it is idle
             pass
         files = sorted(tmp_path.iterdir())
         assert any(path.name == "notso.db-wal" for path in files)

@@ -1,4 +1,4 @@
-"""A database that lacks commits is only read, says so, and there are ways back; the log is folded in when idle."""
+"""A database that lacks commits is only read, says so, and there are ways back; the log is checkpointed when idle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from web.store.test_sqlite_store import run
 
 from notso.cli.app import run_command_line
 from notso.web.store.sqlite import store as sqlite_store
-from notso.web.store.sqlite.connection import commits_acknowledged, damage_of, fold
+from notso.web.store.sqlite.connection import checkpoint, commits_acknowledged, damage_of
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
@@ -213,12 +213,12 @@ def test_the_log_is_folded_in_when_idle_and_readers_are_not_waited_for(
         await store.add_turn(OWNER, a_turn(chat), chat)
         writer = store._writer
         assert writer is not None
-        await until(lambda: log.stat().st_size == 0 and not writer.unfolded)
+        await until(lambda: log.stat().st_size == 0 and not writer.needs_checkpoint)
         reader = sqlite3.connect(f"file:{tmp_path / 'notso.db'}?mode=ro", uri=True, isolation_level=None)
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM chats").fetchone() == (1,)
         await store.update_chat(OWNER, chat.id, title="Changed")
-        assert not await asyncio.to_thread(fold, writer.connection)
+        assert not await asyncio.to_thread(checkpoint, writer.connection)
         reader.execute("COMMIT")
         reader.close()
         await until(lambda: log.stat().st_size == 0)

@@ -130,7 +130,7 @@ def test_no_byte_of_a_removed_user_stays_in_sqlite(tmp_path: Path) -> None:
         gone, stays = await removed(store, access)
         await store.documents.forgot(await store.documents.stale())
         await access.close()
-        while not await store._writes.run("", store._require_writer().fold):  # as the store does when it is idle
+        while not await store._writes.run("", store._require_writer().checkpoint):  # as the store does when it is idle
             pass
         found: set[str] = set()
         for path in sorted(tmp_path.iterdir()):

@@ -23,7 +23,7 @@ def change(log: TurnLog, rng: random.Random) -> None:
         case 3:
             log.ask(rng.choice(("", "card1")))
         case _:
-            log.tell("thinking", "Thinking", f"{rng.randrange(9)} s", "", {"tokens": rng.randrange(99)})
+            log.set_status("thinking", "Thinking", f"{rng.randrange(9)} s", "", {"tokens": rng.randrange(99)})
 
 
 def tell(log: TurnLog, copy: TurnLog, after: int) -> bool:

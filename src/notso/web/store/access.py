@@ -1,8 +1,8 @@
 """Protocol for the store of API keys, quotas, usage and audit logs.
 
-It is separate from the chats because several processes use it at once (`notso keys` while a server runs, or several
-servers), and so that a damaged chat database does not lock users out. There are two audit logs: one for operators'
-actions and one for all others. `tests/web/store/access_suite.py` tests all implementations.
+This store is separate from the chat store for two reasons: several processes may use it at once (`notso keys` while a
+server runs, or several servers), and keys must stay valid if the chat database is damaged. It has two audit logs, one
+for actions of operators and one for all other actions. `tests/web/store/access_suite.py` tests all implementations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 from notso.web.values.quotas import Quota, Reservation, Wanted
 
 MAX_KEYS = 10_000
-RESERVED_SECONDS = 120.0  # reservations expire unless renewed, in case a server is killed
+RESERVED_SECONDS = 120.0  # lifetime of a reservation, which its server renews until the request ends
 AUDIT_ENTRIES = 10_000  # per audit log
 
 
@@ -60,13 +60,13 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """An action in an audit log. It never includes content of chats."""
+    """An entry in an audit log. It never contains text of chats."""
 
     at_ms: int
     owner: str
     action: str
     address: str = ""
-    count: int = 1  # occurrences since the previous entry
+    count: int = 1  # how often the action occurred since its previous entry
     by_operator: bool = False  # whether the entry belongs to the operators' log
 
 
@@ -94,20 +94,20 @@ class AccessStore(Protocol):
     async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None: ...
 
     async def add_usage(self, rows: list[UsageRow], ended: Collection[Reservation] = ()) -> None:
-        """Add usage and end reservations, in one transaction."""
+        """Add usage and delete the `ended` reservations, in one transaction."""
 
     async def reserve(self, day: date, owner: str, quota: Quota, wanted: Sequence[Wanted]) -> list[Reservation] | Used:
-        """Reserve quota for RESERVED_SECONDS, for prompts and answers; the part for answers is reduced if necessary.
+        """Reserve tokens for the `wanted` requests, or fewer for their answers if the quota is scarce.
 
-        Used and reserved tokens never exceed the quota, even across processes. If the quota is exhausted, nothing is
-        reserved and the usage is returned.
+        Used and reserved tokens never exceed the quota, even across processes. If the quota does not suffice, nothing
+        is reserved, and the usage so far is returned.
         """
 
     async def remove_owner(self, owner: str) -> None:
         """Permanently delete an owner's key, usage, reservations and audit entries."""
 
     async def renew(self, reservations: Collection[Reservation]) -> None:
-        """Extend reservations by RESERVED_SECONDS, except expired ones."""
+        """Make unexpired reservations last RESERVED_SECONDS from now."""
 
     async def usage(self, first: date, last: date) -> list[UsageRow]:
         """Return the usage from `first` to `last`, sorted by day (newest first), then by owner."""
@@ -115,7 +115,7 @@ class AccessStore(Protocol):
     async def used_on(self, day: date, owner: str) -> Used: ...
 
     async def add_audit(self, *entries: AuditEntry) -> None:
-        """Append entries, all or none. A full log drops the oldest entry of the owner that has the most entries."""
+        """Append all entries or none. A full log discards the oldest entry of the owner that has the most entries."""
 
     async def audit(self, limit: int) -> list[AuditEntry]:
         """Return the newest `limit` entries of each log, newest first."""

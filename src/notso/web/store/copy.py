@@ -1,4 +1,4 @@
-"""Copies chats and keys from one database to another (each is SQLite or PostgreSQL), and verifies the copy."""
+"""Copy all data, including API keys, from one SQLite or PostgreSQL database to another, and verify the copy."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Table:
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
-    truths: frozenset[str] = frozenset()  # columns that contain booleans
+    truths: frozenset[str] = frozenset()  # names of boolean columns
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Number of rows in a table, and their order-independent digest (the sum of the rows' SHA-256 digests)."""
+    """Number of rows in a table, and the sum of their SHA-256 digests, which does not depend on their order."""
 
     table: str
     rows: int
     digest: str
 
 
-# Columns that a database derives or maintains itself, such as search indexes and leases, are not copied.
+# Search indexes, which each database builds itself, and leases on messages, batches and documents are not copied.
 TABLES = (
     Table("chats", CHAT_COLUMNS, ("id",), CHAT_TRUTHS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),
@@ -79,7 +79,7 @@ TABLES = (
     ),
 )
 
-# In a data directory, these tables are in a separate file, which may not exist.
+# With SQLite, these tables are in a separate file (access.db), which may not exist.
 ACCESS_TABLES = (
     Table(
         "keys",
@@ -106,8 +106,8 @@ ACCESS_TABLES = (
 def copy_everything(source: str, target: str) -> tuple[Copied, ...]:
     """Copy a data directory or postgresql:// database to an empty one, completely or not at all.
 
-    Rows are read back and compared before the commit. Raises SettingsError, or StorageError if either database is in
-    use by a server, damaged or unreachable, or if the target is not empty.
+    The copied rows are read back and compared before the commit. Raises SettingsError, or StorageError if either
+    database is in use by a server, damaged or unreachable, or if the target is not empty.
     """
     return asyncio.run(_copy(source, target))
 
@@ -119,20 +119,20 @@ async def _copy(source: str, target: str) -> tuple[Copied, ...]:
 
 
 async def _copy_access(source: str, target: str) -> tuple[Copied, ...]:
-    there, to_be = _access_of(source), _access_of(target)
+    from_access, to_access = _access_of(source), _access_of(target)
     async with contextlib.AsyncExitStack() as closing:
-        for each in (there, to_be):
+        for each in (from_access, to_access):
             if each is not None:
                 closing.push_async_callback(each.close)
                 await each.open()
-        if there is not None:
-            if to_be is None:
-                # Create the file of keys only now, so that a target without keys has no such file.
-                to_be = SQLiteAccessStore(Path(target))
-                closing.push_async_callback(to_be.close)
-            return await _copied(there, to_be, ACCESS_TABLES)
-        if to_be is not None:
-            await to_be.look(lambda db: _refuse_rows(db, ACCESS_TABLES))
+        if from_access is not None:
+            if to_access is None:
+                # Create access.db in the target only if the source has one.
+                to_access = SQLiteAccessStore(Path(target))
+                closing.push_async_callback(to_access.close)
+            return await _copied(from_access, to_access, ACCESS_TABLES)
+        if to_access is not None:
+            await to_access.look(lambda db: _refuse_rows(db, ACCESS_TABLES))
     return tuple(_Digest(table).copied for table in ACCESS_TABLES)
 
 
@@ -147,7 +147,7 @@ async def _copied(
     def read(from_db: Statements) -> tuple[Copied, ...]:
         def write(to_db: Statements) -> tuple[Copied, ...]:
             if isinstance(to_db, Database):
-                to_db.begin_much()
+                to_db.begin_bulk()
             copied = _copy_tables(tables, from_db, to_db)
             # Chats and keys are copied in two transactions. If the keys cannot be committed, the chats are rolled back.
             if before_keeping is None:
@@ -156,7 +156,7 @@ async def _copied(
 
         with from_db.snapshot():
             if isinstance(from_db, Database):
-                from_db.begin_much()
+                from_db.begin_bulk()
             return asyncio.run_coroutine_threadsafe(target.write(write), loop).result()
 
     return await source.look(read)
@@ -170,16 +170,16 @@ def _copy_tables(tables: tuple[Table, ...], from_db: Statements, to_db: Statemen
         into = f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES ({marks})"
         digest = _Digest(table)
         for rows in _pages(from_db, table):
-            digest.take(rows)
+            digest.add(rows)
             for row in rows:
                 to_db.execute(into, [bool(row[c]) if c in table.truths else row[c] for c in table.columns])
                 if isinstance(to_db, Database):
                     _index(to_db, table, row)
         copied.append(digest.copied)
-    there = tuple(digest_of(to_db, table) for table in tables)
-    if there != tuple(copied):
+    written = tuple(digest_of(to_db, table) for table in tables)
+    if written != tuple(copied):
         raise StorageError("the copy differs from the source and was discarded")
-    return there
+    return written
 
 
 def _index(db: Database, table: Table, row: Any) -> None:
@@ -200,7 +200,7 @@ def _refuse_rows(db: Statements, tables: tuple[Table, ...]) -> None:
 def digest_of(db: Statements, table: Table) -> Copied:
     digest = _Digest(table)
     for rows in _pages(db, table):
-        digest.take(rows)
+        digest.add(rows)
     return digest.copied
 
 
@@ -210,7 +210,7 @@ class _Digest:
         self._rows = 0
         self._sum = 0
 
-    def take(self, rows: list[Any]) -> None:
+    def add(self, rows: list[Any]) -> None:
         for row in rows:
             values = [bool(row[c]) if c in self._table.truths else row[c] for c in self._table.columns]
             line = json.dumps(values, ensure_ascii=True, separators=(",", ":"), default=bytes.hex).encode()
@@ -248,5 +248,5 @@ def _store_of(place: str, *, must_exist: bool = False) -> SQLStore:
 def _access_of(place: str) -> SQLAccessStore | None:
     if is_postgres(place):
         return access_store_at(Path(), place)
-    # Opening the store would create the file, which does not exist until a key is added.
+    # Opening the store would create access.db, so return None if the file does not exist.
     return SQLiteAccessStore(Path(place)) if SQLiteAccessStore.exists(Path(place)) else None

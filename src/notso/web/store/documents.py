@@ -1,8 +1,8 @@
 """Protocol for document libraries: documents, their text, and full-text search.
 
-A reading is the KV cache of documents that were processed as the start of a prompt. It is pinned on disk and shared by
-all chats about these documents. Its scope, made of the salts of the documents' libraries, limits its use to users with
-access to these libraries.
+A "reading" is the KV cache of documents at the beginning of a prompt. It is pinned in the disk cache and used by all
+chats that begin with the same documents. Its scope is derived from the salts of the documents' libraries, so that only
+users with access to these libraries can use it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ Rights = Literal["own", "add", "read"]
 EVERYONE = ""
 """Owner id of libraries that all users can read."""
 DEFAULT_LIBRARY = "Documents"
-"""Name of each owner's library of documents outside of projects."""
+"""Name of each owner's library for documents that belong to no project."""
 MAX_LIBRARIES_OF_OWNER = 500
 MAX_MEMBERS = 500
 MAX_DOCUMENTS_OF_OWNER = 10_000
 MAX_DOCUMENT_BYTES_OF_OWNER = 2 << 30
 MAX_HITS = 50
 PARSING_SECONDS = 600.0
-"""A document that a process has not parsed after this time is parsed by another process."""
+"""Time after which another process may claim a document that is still being parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A named collection of documents; a project if it has chats of its own."""
+    """A named collection of documents. A library that can contain chats is called a project."""
 
     id: str
     owner: str
     name: str
-    salt: str  # initial value for the hashes of KV cache blocks of these documents
+    salt: str  # random text, hashed into the keys of KV cache blocks of these documents
     created_ms: int
     instructions: str = ""  # inserted after the documents in prompts of a project
     # Settings of a project's chats, which override the user's defaults.
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    rights: Rights = "own"  # of the user who requested the library
+    rights: Rights = "own"  # of the user for whom the library was loaded
 
     @property
     def is_project(self) -> bool:
@@ -54,7 +54,7 @@ class Library:
 class Member:
     """A user with whom a library is shared."""
 
-    member: str  # id as an owner of chats
+    member: str  # the user's id, called `owner` elsewhere
     name: str  # as entered by the library's owner
     rights: Literal["add", "read"]
 
@@ -69,10 +69,10 @@ class StoredDocument:
     sha256: str  # digest of the file, unique in the library
     size: int  # bytes
     created_ms: int
-    reading_day: str  # date in prompts that start with the document, fixed so that their KV cache stays valid
+    reading_day: str  # date stated in prompts that start with the document; fixed, so that their KV cache stays valid
     state: DocumentState = "queued"
     reason: str = ""  # why parsing failed
-    note: str = ""  # remark on the parsed text, for the user
+    note: str = ""  # the parser's warnings, for the user
     kind: str = ""
     pages: int = 0
     characters: int = 0
@@ -106,7 +106,7 @@ class Citation:
     at: int  # start in the answer
     to: int  # end in the answer
     document: str = ""  # empty if the quotation is in no document
-    revision: str = ""  # identifies the text that was quoted, see revision_of
+    revision: str = ""  # hash of the text that was quoted (see revision_of)
     start: int = 0  # start in the document's text
     end: int = 0  # end in the document's text
     page: int = 0  # from 1; 0 if the document has one page
@@ -115,7 +115,7 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class StaleCache:
-    """A cache to clear after a document was deleted: a conversation of `owner`, or a reading in `scope`."""
+    """A KV cache that engines must clear: that of a conversation of `owner`, or of a reading in `scope`."""
 
     number: int
     owner: str
@@ -128,8 +128,8 @@ class DocumentStore(Protocol):
     """Store of libraries and documents; `owner` is the requesting user. Methods raise StorageError.
 
     Users can read their own libraries, those of EVERYONE and those that they are members of; other libraries are
-    treated as unknown. Users can change only their own; a member may have the right to add documents. Methods that
-    return a bool return False if the object does not exist or belongs to another owner.
+    treated as unknown. Users can change only their own libraries, but members with the right `add` can add documents.
+    Methods that return a bool return False if the object does not exist or belongs to another owner.
     """
 
     async def library(self, owner: str, name: str) -> Library:
@@ -142,16 +142,16 @@ class DocumentStore(Protocol):
         """Return all readable libraries, oldest first."""
 
     async def change_library(self, owner: str, library_id: str, **changes: Any) -> bool:
-        """Change name, instructions or settings; return False also if the name is taken."""
+        """Change name, instructions or settings. Also return False if the name is taken."""
 
     async def delete_library(self, owner: str, library_id: str) -> bool:
-        """Delete a library and its documents. Its chats are kept, outside of any project."""
+        """Delete a library and its documents. Its chats are kept, but belong to no project."""
 
     async def members(self, owner: str, library_id: str) -> list[Member]:
         """Return the members of one of the owner's libraries, sorted by name."""
 
     async def set_member(self, owner: str, library_id: str, member: Member) -> bool:
-        """Add a member or change their rights; return False also if MAX_MEMBERS is reached."""
+        """Add a member or change their rights. Also return False if MAX_MEMBERS is reached."""
 
     async def remove_member(self, owner: str, library_id: str, member: str) -> bool: ...
 
@@ -163,17 +163,17 @@ class DocumentStore(Protocol):
     ) -> StoredDocument:
         """Store a document for parsing, or return the existing one with the same content or id.
 
-        Raises StorageFullError if a limit of the owner is reached.
+        Raises StorageFullError if the library's owner has reached a limit.
         """
 
     async def documents(self, owner: str, library_id: str | None = None) -> list[StoredDocument]:
         """Return the documents of a library, or of all readable libraries, oldest first."""
 
     async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
-        """Return the readable ones among these documents, oldest first."""
+        """Return those of these documents that the user can read, oldest first."""
 
     async def content(self, owner: str, document_id: str) -> bytes:
-        """Return the original file; empty for an unknown document."""
+        """Return the original file, or b'' for an unknown document."""
 
     async def text(self, owner: str, document_id: str) -> DocumentText | None:
         """Return the text of a document, or None if it is not ready."""
@@ -189,7 +189,7 @@ class DocumentStore(Protocol):
     ) -> list[PassageHit]:
         """Return passages that contain words of the query, ranked by BM25.
 
-        Searches the given documents or library, or else everything readable.
+        Searches `document_ids` or `library_id`, or by default all readable documents.
         """
 
     async def retry(self, owner: str, document_id: str) -> bool: ...
@@ -198,10 +198,10 @@ class DocumentStore(Protocol):
         """Delete a document and all derived data. Caches to clear are recorded for `stale`."""
 
     async def claim(self, now_ms: int) -> tuple[StoredDocument, bytes] | None:
-        """Claim the oldest queued document for parsing."""
+        """Claim the oldest document to parse, and return it with its file."""
 
     async def requeue(self) -> None:
-        """Queue the documents again that were being parsed at a restart. Not for shared stores."""
+        """Requeue documents whose parsing was interrupted by a restart. Not for shared stores."""
 
     async def finish(self, document_id: str, document: Document) -> bool:
         """Store the parsed document; return False if it was deleted in the meantime."""
@@ -212,7 +212,7 @@ class DocumentStore(Protocol):
         """Record the documents of a reading, which becomes stale when one of them is deleted."""
 
     async def stale(self) -> list[StaleCache]:
-        """Return the caches that the engines of this process have to clear."""
+        """Return the caches that the engines of this process must still clear."""
 
     async def forgot(self, found: Sequence[StaleCache]) -> None:
         """Record that the engines of this process have cleared these caches."""

@@ -1,7 +1,7 @@
-"""Periodically renews the lease of this process and handles turns of processes that have ended.
+"""Renewal of this process's lease, and takeover of turns from processes that have ended.
 
-A lease is a process's claim to the turns (questions with unfinished answers) that it generates. When the lease of a
-process has expired, another process takes over its turns or, if they cannot be continued, interrupts them.
+A lease is a process's temporary claim to the turns (questions with unfinished answers) that it generates. After it
+expires, another process continues these turns, or marks them as interrupted if they cannot be continued.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RunningTurns(Protocol):
 
 
 class Leases:
-    """Sends heartbeats. Calls `at_orphan` for each turn that it interrupts, and `at_taken` for each it takes over."""
+    """Sender of heartbeats. Calls `at_orphan` for each interrupted turn, and `at_taken` for each turn to continue."""
 
     def __init__(self, store: ChatStore, turns: RunningTurns) -> None:
         self.at_orphan: list[Callable[[Orphan], None]] = []
@@ -41,7 +41,7 @@ class Leases:
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        # A store that is not shared needs only one heartbeat, which handles turns from before a restart.
+        # If no other process uses the store, one heartbeat suffices: it finds the turns that a restart has interrupted.
         if not self._store.is_shared:
             await self.beat()
         elif self._beating is None:
@@ -73,7 +73,7 @@ class Leases:
             logger.warning("leases are renewed again")
         self.failing = False
         for generation_id in found.lost:
-            # Another process has taken over or interrupted the turn, and its chat may have continued.
+            # Another process has continued or interrupted this turn, so the answer generated here is obsolete.
             self._turns.stop(generation_id, interrupted=True)
         for orphan in found.orphans:
             access_log.info("turn interrupted: the server that generated it stopped renewing its lease")

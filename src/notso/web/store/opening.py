@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFacts:
-    """Facts about a PostgreSQL server. `loses`: a disabled setting without which commits can be lost."""
+    """Facts about a PostgreSQL server. `loses` names a disabled setting that would protect commits from loss."""
 
     version: str
     connections: int
@@ -35,7 +35,7 @@ class DatabaseFacts:
 def store_at(directory: Path, database_url: str | None) -> SQLiteStore | PostgresStore:
     """Return a store that is not open yet.
 
-    Raises SettingsError without the optional dependency `postgres`, and StorageError for an invalid address.
+    Raises SettingsError if the optional dependency `postgres` is missing, and StorageError for an invalid address.
     """
     if database_url is None:
         return SQLiteStore(directory)
@@ -65,7 +65,7 @@ def in_store(directory: Path, database_url: str | None, work: Callable[[ChatStor
 def access_store_at(directory: Path, database_url: str | None, beside: ChatStore | None = None) -> SQLAccessStore:
     """Return a store of keys that is not open yet. Raises SettingsError and StorageError.
 
-    beside: the store of chats in this process, if any; its connections are shared.
+    beside: this process's chat store, if any; the store of keys shares its connections.
     """
     if database_url is None:
         return SQLiteAccessStore(directory)

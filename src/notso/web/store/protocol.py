@@ -2,8 +2,8 @@
 
 A chat is a tree of messages: each edited question or regenerated answer starts another branch. One branch at a time is
 shown ("chosen"). A turn is a question with its answer. A generation is the process of generating an answer, or of
-continuing it; its id names the stream that pages follow. A generation consists of one or more requests to the engine
-("runs"), one for each round of tool calls.
+continuing it; its id names the event stream that pages read. A generation consists of one or more requests to the
+engine ("runs"), one for each round of tool calls.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Chat:
     created_ms: int
     updated_ms: int
     pinned: bool = False
-    settings: Mapping[str, SettingValue] = field(default_factory=dict)  # only those that differ from the defaults
-    chosen_root: str | None = None  # first message of the shown branch; None: the newest
+    settings: Mapping[str, SettingValue] = field(default_factory=dict)  # only settings that differ from the defaults
+    chosen_root: str | None = None  # first message of the shown branch; None: the newest first message
     unread: bool = False  # whether an answer ended since the chat was last opened
-    archived: bool = False  # not in the sidebar
+    archived: bool = False  # hidden from the sidebar
     temporary: bool = False  # not listed, searched or exported; deleted after a period without use
-    source: str = ""  # identifies the original of an imported chat
-    project: str = ""  # id of a library
+    source: str = ""  # id of the original, if the chat was imported
+    project: str = ""  # id of the library that is the chat's project
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class ChatBase:
-    """Defaults of a user's chats."""
+    """Default settings, project and memories that apply to a chat."""
 
-    # Default settings: those of the user, overridden by those of the project.
+    # The user's default settings, overridden by those of the project.
     defaults: Mapping[str, SettingValue] = field(default_factory=dict)
     project: Library | None = None
     memories: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class SavedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Token counts and times of an answer. `first_token_ms` is measured from the request."""
+    """Token counts and times of an answer. `first_token_ms` is counted from the arrival of the request."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -154,8 +154,8 @@ class StoredMessage:
     tool_uses: tuple[ToolUse, ...] = ()
     model: str = ""  # name of the model that generated the answer, if known
     rating: Rating = 0
-    citations: tuple[Citation, ...] = ()  # the store keeps only those that it finds in the documents
-    source: str = ""  # id in an imported file; it is stored, but not read
+    citations: tuple[Citation, ...] = ()  # those that the store cannot verify have no document
+    source: str = ""  # id in an imported file; saved, but never loaded
 
     @property
     def active(self) -> bool:
@@ -171,11 +171,11 @@ class AnswerRun:
     reasoning_at: int = 0  # characters of the reasoning before this run
     calls: int = 0  # tool calls before this run
     is_apart: bool = False  # whether a tool call separates this run's text from that of the previous run
-    hurry: bool = False  # whether the reasoning ended immediately
-    # From the engine's `started` event: a digest of the prompt and the model, and the maximum number of tokens.
+    hurry: bool = False  # whether the engine was asked to end the reasoning at once
+    # From the engine's `started` event: a digest of the prompt and model, and the maximum number of tokens.
     origin: str = ""
     limit: int = 0
-    ids: tuple[int, ...] = ()  # tokens so far
+    ids: tuple[int, ...] = ()  # ids of the tokens so far
     closed_at: tuple[int, ...] = ()  # positions at which the engine ended the reasoning
     tokens: int = 0  # set at the end of the run
     reasoning_tokens: int = 0  # set at the end of the run
@@ -190,9 +190,9 @@ class AnswerTrace:
     model: str | None = None  # value of the chat setting `model`
     tries: int = 0  # number of starts and continuations of the answer since its last new token or part
     resumes: int = 0  # how often another process has continued the answer
-    own: Mapping[str, SettingValue] | None = None  # settings of this version; None: the chat's
+    own: Mapping[str, SettingValue] | None = None  # settings of this version of the answer; None: those of the chat
     every: bool = False  # whether the question is asked separately about every part of the documents
-    hurry: bool = False  # whether the reasoning ends immediately
+    hurry: bool = False  # whether to end unfinished reasoning at once
     parts: int = 0  # with `every`, the number of parts answered so far
 
 
@@ -208,7 +208,8 @@ class NewTurn:
     assistant_message: StoredMessage
     idempotency_key: str
     instead_of: str | None = None  # the question of which this one is an edited version
-    # Last message of the branch ('': empty chat; None: the chosen branch). If it has a reply, the turn is refused.
+    # Message that the question follows ('': none, as the chat is empty; None: the last one of the chosen branch). If
+    # this message already has a reply, the turn is refused.
     after: str | None = None
     trace: AnswerTrace | None = None  # without it, another process cannot continue the answer
 
@@ -239,8 +240,8 @@ class TurnAccepted:
 class TurnRefused:
     """The turn was not stored: the chat has an unfinished answer, or the chat, message or branch has changed."""
 
-    running: StoredMessage | None  # the unfinished answer
-    held_here: bool = True  # whether this process is generating the answer; only that process may end it
+    running: StoredMessage | None  # the unfinished answer, if any
+    held_here: bool = True  # whether this process generates that answer, so that it can stop it
     moved: bool = False  # the branch has continued or was deleted
 
 
@@ -256,11 +257,11 @@ class Orphan:
 class Heartbeat:
     """Result of a heartbeat."""
 
-    orphans: tuple[Orphan, ...] = ()  # turns of ended processes that were interrupted; reported once
+    orphans: tuple[Orphan, ...] = ()  # interrupted turns of ended processes; each is reported once
     # Turns that this process must continue. They are reported again until they are in `known`, because the result of a
     # heartbeat may be lost.
     taken: tuple[Orphan, ...] = ()
-    lost: frozenset[str] = frozenset()  # own generations that others took over or interrupted after the lease expired
+    lost: frozenset[str] = frozenset()  # this process's generations that others have continued or interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +278,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class ImportedBefore:
-    """A chat from an earlier import, with the message id for each source (None: deleted)."""
+    """A chat from an earlier import. `messages` maps ids in the imported file to message ids (None: deleted)."""
 
     chat_id: str
     messages: Mapping[str, str | None]
@@ -287,7 +288,7 @@ class ImportedBefore:
 class SearchHit:
     r"""A search result. In `snippet`, \\x02 and \\x03 enclose matches. `message_id` is None for titles.
 
-    `at_ms`: time of the message, or of the chat's last use. `similar`: the match is for words that resemble the query.
+    `at_ms`: time of the message, or of the chat's last use. `similar`: its words only resemble those of the query.
     """
 
     chat_id: str
@@ -336,7 +337,7 @@ class Branch:
     line: tuple[StoredMessage, ...]
     first_id: str | None  # first message of the branch; None: empty
     above: int = 0  # number of messages before `line`
-    summarized: bool = False  # whether `line` starts with a summary of those
+    summarized: bool = False  # whether `line` starts with a summary of the messages before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,9 +422,9 @@ class ChatStore(Protocol):
     ) -> Heartbeat:
         """Renew this process's lease, and take over or interrupt turns of processes that have ended.
 
-        running: generations of this process. known: these, and others about to start; None if this process does not
-        continue turns of others. is_leaving: the process is stopping and takes over no turns. Call this every
-        HEARTBEAT_SECONDS for shared stores, and once for others.
+        running: generations of this process. known: `running`, and generations that are about to start; None if this
+        process cannot continue turns. is_leaving: the process is stopping and takes over no turns. Call this every
+        HEARTBEAT_SECONDS for a shared store, and once for any other.
         """
 
     async def chats(self, owner: str) -> list[Chat]:
@@ -432,7 +433,7 @@ class ChatStore(Protocol):
     async def chat_list(
         self, owner: str, limit: int, *, skip: int = 0, archived: bool = False, project: str = ""
     ) -> ChatList:
-        """Return a page of the chat list, or of a project's chats. `archived`: with archived chats."""
+        """Return a page of the chat list, or of a project's chats. `archived`: include archived chats."""
 
     async def chat_rows(
         self, owner: str, limit: int, *, skip: int = 0, order: ChatOrder = "-used", title: str = ""
@@ -448,8 +449,8 @@ class ChatStore(Protocol):
     ) -> Branch | None:
         """Return the branch that ends in message `last` (None: the chosen branch; '': an empty one).
 
-        The line is empty for an unknown message. With `most_characters`, it starts at the newest finished summary, or
-        where the text from there to the end exceeds this length.
+        `line` is empty for an unknown message. With `most_characters`, it omits messages before the newest finished
+        summary, and older messages once the newer ones exceed this length.
         """
 
     async def attachments_above(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
@@ -460,8 +461,7 @@ class ChatStore(Protocol):
     ) -> ShownChat | None:
         """Return the newest `limit` messages of the branch that contains `through`, rounded up to whole turns.
 
-        Starts at message `first` if that is earlier, with at most MOST_SHOWN messages. The cost depends only on the
-        number of messages returned.
+        Also includes older messages back to `first`, up to MOST_SHOWN messages in total. Other messages are not loaded.
         """
 
     async def shown_above(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
@@ -485,7 +485,7 @@ class ChatStore(Protocol):
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
         """Find titles and messages that contain all words (the last may be a prefix): titles first, then the newest.
 
-        If there are none, search for words that resemble those of the query.
+        If there are none, search for similar words.
         """
 
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
@@ -507,7 +507,7 @@ class ChatStore(Protocol):
         """Queue a finished answer for continuation with a new generation id.
 
         Makes the branch that contains `through` the shown one (None: a branch with the answer). `trace` replaces the
-        trace of the existing text.
+        stored trace; None deletes it.
         """
 
     async def edit_message(
@@ -543,7 +543,7 @@ class ChatStore(Protocol):
         """Return the defaults of the owner's chats, or of chats in a project."""
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
-        """Return the owner's default settings, as far as they differ from the built-in ones."""
+        """Return those of the owner's default settings that differ from the built-in ones."""
 
     async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None: ...
 
@@ -560,10 +560,13 @@ class ChatStore(Protocol):
         """Restore from the trash and return the ids of the chats; none if they were purged."""
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
-        """Return the conversations that `purge` with the same arguments would delete."""
+        """Return the conversations that `purge` would delete with the same arguments."""
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
-        """Delete what has been in the trash for `seconds` at monotonic time `now`; return the number deleted."""
+        """Delete old trash entries and return their number.
+
+        An entry is old if this process first saw it at least `seconds` before `now` (monotonic time).
+        """
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         """Store a whole chat. Messages must follow their parents."""
@@ -571,8 +574,8 @@ class ChatStore(Protocol):
     async def add_chats(self, owner: str, chats: Sequence[tuple[Chat, Sequence[StoredMessage]]]) -> None:
         """Store one or more whole chats, all or none.
 
-        Large imports are written in several transactions, so that other writers need not wait, and hidden until they
-        are complete. `purge` deletes incomplete ones.
+        A large import is written in several transactions, so that other writers need not wait. It is hidden until it is
+        complete; `purge` deletes it if it remains incomplete.
         """
 
     async def trash_message(self, owner: str, chat_id: str, message_id: str) -> str | None:
@@ -592,7 +595,7 @@ class ChatStore(Protocol):
     async def delete_share(self, owner: str, chat_id: str, share_id: str) -> bool: ...
 
     async def shared(self, share_id: str, now_ms: int) -> Share | None:
-        """Return a valid link, of any owner, to a chat that still exists."""
+        """Return a link of any owner, if it is valid and its chat exists."""
 
     async def imported(self, owner: str, sources: Sequence[str]) -> dict[str, ImportedBefore]:
         """Return the existing chats that were imported from these sources, by source."""
@@ -615,10 +618,10 @@ class ChatStore(Protocol):
     async def save_message(
         self, assistant_message: StoredMessage, owner: str = "", trace: AnswerTrace | None = None
     ) -> None:
-        """Save an answer, and its trace if given. `owner` determines the place in the queue of writes.
+        """Save an answer, and its trace if given. `owner` selects the queue in which the write waits.
 
-        Does nothing if the answer was deleted or has another generation id. An answer that another process interrupted
-        can still be saved by its own process if it is finished.
+        Does nothing if the answer was deleted or has another generation id. If another process has interrupted the
+        answer, the process that generates it can still save the finished answer.
         """
 
     async def keep_html(self, owner: str, messages: Sequence[StoredMessage]) -> None: ...

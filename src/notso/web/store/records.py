@@ -15,7 +15,7 @@ MAX_KEPT_BYTES_OF_OWNER = 64 * 1024 * 1024
 KEPT_SECONDS = 24 * 3600.0
 """Lifetime of answers stored by idempotency key."""
 LEASE_SECONDS = 60.0
-"""A batch whose process has not renewed its lease for this long is continued by another process."""
+"""Duration of a lease on a batch or response. After it expires, another process may continue the batch or response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ MOST_LEFT, MOST_LEFT_BEGUN = 6, 2
 class OpenResponse:
     """An unfinished response, stored so that another process can continue it.
 
-    It is abandoned after MOST_LEFT tries without progress, or MOST_LEFT_BEGUN if it already has tokens.
+    It is abandoned after MOST_LEFT tries without progress, or after MOST_LEFT_BEGUN if it already has tokens.
     """
 
     id: str
@@ -102,7 +102,7 @@ class ApiRecords(Protocol):
     async def batch(self, owner: str, batch_id: str) -> StoredBatch | None: ...
 
     async def claim_batch(self, holder: str, busy: Sequence[str], now_ms: int) -> StoredBatch | None:
-        """Lease the oldest open batch that has no valid lease and is not of an owner in `busy`."""
+        """Lease the oldest open batch without a valid lease, skipping batches of the owners in `busy`."""
 
     async def renew_batch(self, batch_id: str, holder: str, now_ms: int) -> StoredBatch | None:
         """Renew the lease and return the batch, or None if another process holds the lease or the batch has ended."""
@@ -132,9 +132,9 @@ class ApiRecords(Protocol):
     async def note_progress(
         self, response_id: str, holder: str, first: int, progress: str, *, is_further: bool
     ) -> None:
-        """Store the tokens of a response starting with token `first`, if the process still holds its lease.
+        """Replace the stored tokens of a response from number `first` on, if the process still holds the lease.
 
-        is_further: whether this is progress since the process took over the response.
+        is_further: whether tokens were generated since this process took over the response.
         """
 
     async def renew_open_responses(self, holder: str, now_ms: int) -> None:
@@ -143,7 +143,8 @@ class ApiRecords(Protocol):
     async def claim_open_response(self, holder: str, known: Sequence[str], now_ms: int) -> OpenResponse | None:
         """Lease the oldest response without a valid lease.
 
-        A response leased to this process is returned again if it is not `known`, as the first result may be lost.
+        A response that this process already leases but is not in `known` is returned again, as an earlier result may be
+        lost.
         """
 
     async def leave_open_responses(self, holder: str) -> None:

@@ -38,7 +38,7 @@ def end_of(path: list[Shown], limit: int, first: str | None = None) -> tuple[lis
     newest = path[-MOST_SHOWN:]
     wanted = next((len(newest) - at for at, each in enumerate(newest) if each.message.id == first), 0)
     begin = max(0, len(path) - max(limit, wanted))
-    # Start with the question of the turn.
+    # Start with a question, so that no turn is split.
     while begin and path[begin].message.role != "user":
         begin -= 1
     return path[begin:], begin

@@ -1,1 +1,1 @@
-"""Chat turns: prompt construction, execution and the event log that pages follow."""
+"""Chat turns: prompt construction, execution, and the event log that pages read."""

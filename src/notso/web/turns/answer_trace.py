@@ -1,4 +1,4 @@
-"""Trace of an answer: the parameters and token ids of each engine request (run), for another engine to continue it."""
+"""Trace of an answer: parameters and tokens of each engine request (run), so that another engine can continue it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notso.web.turns.prompt import next_request
 
 
 def traced(request: Request, generation_id: str | None) -> Request:
-    """Return a copy of the request that reports token ids and has a seed (by default, derived from the id)."""
+    """Return a copy of the request that reports token ids and has a seed, by default one derived from the id."""
     seed = request.params.seed
     if seed is None:
         seed = int.from_bytes(hashlib.sha256((generation_id or "").encode()).digest()[:8]) >> 1
@@ -27,16 +27,16 @@ def at_start_of(run: AnswerRun, message: StoredMessage) -> StoredMessage:
 
 
 def request_of(run: AnswerRun, whole: Request, message: StoredMessage, *, keep_thinking: bool) -> Request:
-    """Return the request that repeats a run of `message`, the answer to `whole`, with its tokens so far."""
+    """Return the request that continues `run` after its tokens so far. `message`: the partial answer to `whole`."""
     request = next_request(whole, at_start_of(run, message), keep_thinking=keep_thinking)
     options = replace(request.options, token_ids=True, replay=Replay(run.ids, run.closed_at, run.origin))
     return replace(request, params=unpacked(SamplingParams, dict(run.params)), options=options)
 
 
 class TraceRecorder:
-    """Records the trace of an answer during its generation.
+    """Record the trace of an answer during its generation.
 
-    `is_counted`: the trace already counts this process as a try. It does if another process began the answer.
+    `is_counted`: whether `trace.tries` includes this process already, because it took over the answer.
     """
 
     def __init__(self, trace: AnswerTrace, *, is_counted: bool = False) -> None:
@@ -58,12 +58,12 @@ class TraceRecorder:
 
     @property
     def is_retrying(self) -> bool:
-        """Whether no token has arrived since the run was started again."""
+        """Whether the run was started again and has no new token yet."""
         return self.trace.tries > 1
 
     @property
     def is_within_run(self) -> bool:
-        """Whether the answer continues within the last run, which is then sent again."""
+        """Whether the last run is unfinished, so that its request must be sent again."""
         return bool(self.trace.runs) and self.last.finish != "tool_calls"
 
     @property

@@ -32,7 +32,7 @@ NUMERIC = sorted(
 """Sampling parameters that the page shows as a field."""
 MEMORY_HEADING = "The user wants you to remember:"
 NO_LIMIT = "none"
-"""Marks a number as unlimited, even if the default is a limit."""
+"""Value that removes the limit of a numeric setting, even if the default is a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ def changed(
     Missing fields keep their value; empty ones are reset.
     """
     result, problems = dict(settings), {}
-    # `was` contains digests of the values that the page showed. Fields that still have them are skipped, so that a form
-    # that was open for long does not undo changes made in another tab.
+    # `was` contains digests of the values that the page showed. Fields that still have these values are skipped, so
+    # that a form that was open for long does not undo changes made in another tab.
     untouched = set(form.get("was", "").split())
     for name in SETTING_NAMES:
         if name not in form or _digest(name, form[name]) in untouched:
@@ -124,7 +124,7 @@ def shown_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
 
 
 def shown_defaults(settings: ChatSettings, of_model: Mapping[str, float] | None = None) -> dict[str, str]:
-    """Return the values that empty fields stand for. `of_model`: defaults of the model file."""
+    """Return the values that apply to empty fields. `of_model`: defaults of the model file."""
     sampling = settings.sampling.with_defaults(of_model or {})
     numbers = {each.name: _text(getattr(sampling, each.name)) for each in NUMERIC}
     return numbers | {name: _text(getattr(settings, name)) for name in ("system_prompt", *_OTHERS)}

@@ -1,4 +1,4 @@
-"""Citations of an answer: looked up in the documents of its prompt when it ends, and rendered as links."""
+"""Citations: the quotations of a finished answer, looked up in the prompt's documents and rendered as links."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DRAWN = re.compile(r'<span class="quote">(\d{1,3}): ([^<]*+)</span>')
 async def citations_of(
     store: DocumentStore, owner: str, answer: str, document_ids: Sequence[str]
 ) -> tuple[Citation, ...]:
-    """Locate the quotations of an answer in the documents of its prompt, by number.
+    """Locate the quotations of an answer, which refer by number to the documents of its prompt.
 
-    Text in quotation marks is looked up in all of them, and returned only if it is absent.
+    Text in ordinary quotation marks is searched in all documents, and returned only if none contains it.
     """
     marks = [each for each in marks_in(answer) if each.number]
     claims = list(claims_in(answer))
@@ -53,7 +53,7 @@ async def citations_of(
 
 
 def with_citations(html: str, message: StoredMessage, *, with_links: bool = True) -> str:
-    """Render the quotations in an answer's sanitized HTML as numbers, or mark them as absent from the documents."""
+    """Replace quotations in an answer's sanitized HTML with numbered links; mark those that are in no document."""
     if '<span class="quote">' not in html and not message.citations:
         return html
     cited = {(mark.number, _plain(mark.words)): each for mark, each in _cited(message)}

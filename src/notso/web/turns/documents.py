@@ -1,11 +1,14 @@
-"""Documents in prompts: if they fit the context, they are inserted whole before the first question (the head of the
-prompt), otherwise as passages before the last question.
+"""Insertion of documents into prompts.
 
-In a project, the head consists of its documents and instructions, and documents attached to questions stay in the
-questions. A head is the same in every chat that begins with its documents: it precedes everything that differs between
-chats, and its date is the day of the first document. The engine therefore computes it once, as a pinned prefix.
+Documents that fit in the context are inserted whole before the first question; this text is the "head" of the prompt.
+Otherwise, the passages that match the last question are inserted before it.
 
-Files attached to a question are parsed from form fields and precede its text.
+In a project, the head consists of the project's documents and instructions, and documents attached to questions stay in
+the questions. A head is the same in every chat that begins with its documents, because everything that differs between
+chats comes after it. Its date is fixed, too: that of its first document. The engine therefore computes the head once
+and pins its KV cache.
+
+Files attached to a question are read from form fields and precede the question's text.
 """
 
 from __future__ import annotations
@@ -30,22 +33,21 @@ MAX_PASSAGE_TOKENS = 3_000
 MAX_PASSAGES = 12
 SHARE_FOR_PASSAGES = 0.35  # of the context
 LEAST_FREE_TOKENS = 2_048
-"""Minimum context that whole documents leave to the conversation; at least a quarter of the context."""
+"""Whole documents leave at least this many tokens, and at least a quarter of the context, to the conversation."""
 USUAL_CONTEXT_TOKENS = 8_192
 NOTHING_FOUND = "Nothing in {documents} mentions the words of this question."
 APART = "]]"
-"""Separates the passages of a source; no quotation extends across it."""
+"""Separates the passages of a source. It ends a quotation, so that none can span two passages."""
 PASSAGES_FOLLOW = "Passages of {documents} that mention words of the question:"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptDocuments:
-    """What the documents of a chat's branch add to its prompt.
+    """Text that documents add to a chat's prompt.
 
-    `head` precedes the first question; `scope`, `reading` (an id) and `day` identify it for the engine; `behind`
-    follows it. `texts`: documents attached to later questions, by id. `passages` precedes the last question.
-    `instructions`: those of a project without a head. `sources`: the texts that the answer may quote, named by
-    document id.
+    `head` precedes the first question, and `behind` follows the head. `scope` and `reading` (an id) identify the head's
+    KV cache; `day` is its date. `texts`: documents attached to later questions, by id. `passages` precede the last
+    question. `instructions`: those of the project, if there is no head. `sources`: texts that the answer may quote.
     """
 
     head: str = ""
@@ -69,7 +71,7 @@ class PromptDocuments:
         return "\n\n".join(filter(None, (passages, text, QUOTE_FIRST if self.sources else "")))
 
     def headed(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Insert the head and the system prompt before the first question."""
+        """Return the messages with the head and the system prompt at the start of the first question."""
         if not self.head:
             return tuple(messages)
         system = [each.content for each in messages if each.role == "system"]
@@ -81,7 +83,7 @@ class PromptDocuments:
         return tuple(others)
 
     def options(self, messages: Sequence[Message], options: RequestOptions) -> RequestOptions:
-        """Return options with the fixed prefix of these messages and the sources that the answer may quote."""
+        """Return the options with the head as the messages' fixed prefix, and with the quotable sources."""
         options = replace(options, sources=self.sources)
         at = next((at for at, each in enumerate(messages) if self.head and each.content.startswith(self.head)), None)
         if at is None:
@@ -102,9 +104,9 @@ async def prompt_documents(
     engine: ChatEngine | None = None,
     project: Library | None = None,
 ) -> PromptDocuments:
-    """Return what the documents of a chat's branch and of its project add to the prompt.
+    """Return the text that the documents of a chat's branch and project add to its prompt.
 
-    `above`: attachments of messages that precede `line`. The engine, if any, counts tokens.
+    `above`: attachments of messages that precede `line`. Without an engine, token counts are estimated.
     """
     later, later_ids = list(line), list[str]()
     head_ids = [each.document for each in above if each.document]
@@ -164,7 +166,7 @@ async def _texts_that_fit(
 ) -> dict[str, str] | None:
     texts: dict[str, str] = {}
     for each in documents:
-        if each.characters > room * 16:  # too long for any tokenizer: do not even load it
+        if each.characters > room * 16:  # cannot fit with any tokenizer, so do not load it
             return None
         found = await store.text(owner, each.id)
         texts[each.id] = found.text if found is not None else ""
@@ -177,7 +179,7 @@ async def _texts_that_fit(
 
 
 def count_tokens(engine: ChatEngine | None, text: str) -> int:
-    """Return the number of tokens in a text, estimated while no model is loaded. Blocks."""
+    """Return the number of tokens in a text, or an estimate if no model is loaded. Blocks."""
     return len(engine.tokenize(text)) if engine is not None else estimated_tokens(text)
 
 
@@ -235,7 +237,7 @@ def _with_neighbors(
 MAX_ATTACHMENTS = 8
 MAX_NAME_CHARACTERS = 120
 MAX_ATTACHMENT_BYTES = 200_000
-"""Limit of one file's text. The page checks text files, the server those that it parses."""
+"""Maximum size of a file's text. The page checks the size of text files, the server that of files it parses."""
 
 
 def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:

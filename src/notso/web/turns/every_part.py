@@ -1,6 +1,6 @@
-"""One question about every part of documents: the question is asked per part, and the answers are joined in order.
+"""Questions about every part of documents: one request is sent for each part, and the answers are joined in order.
 
-Search shows the model only a few passages, too little for counting or listing. Here, the model reads every part.
+Search shows the model only a few passages, which is too little to count or list things. Here, it reads every part.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ async def document_parts(
 ) -> list[Part]:
     """Return a request for each part of the documents.
 
-    `behind`: the texts between a part and the end of the prompt. `base`: parameters and options of the chat. Each part
-    is a pinned prefix, which the next question reuses.
+    `behind`: the texts that follow a part in its prompt. `base`: a request with the chat's parameters and options. The
+    KV cache of each part is pinned, so that the next question reuses it.
     """
     context = engine.info.context_tokens if engine is not None else USUAL_CONTEXT_TOKENS
     most = min(MAX_PART_TOKENS, int(SHARE_OF_CONTEXT * context))
@@ -78,7 +78,7 @@ async def document_parts(
             token_ids=False,
             date=date.fromisoformat(document.reading_day),
             prefix=FixedPrefix(0, len(head), scope, reading),
-            # The empty sources keep the document's number the same in all parts.
+            # Other documents are empty sources, so that each document has the same number in all parts.
             sources=tuple(QuoteSource(quotable(shown) if each is document else "", each.id) for each in documents),
         )
         quote = QUOTE_PART.format(number=documents.index(document) + 1)
@@ -88,7 +88,7 @@ async def document_parts(
 
 
 def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[tuple[Passage, int]]:
-    # The estimate's error depends on the language and the vocabulary, so a sample calibrates it.
+    # The error of the estimate depends on language and vocabulary, so calibrate it with a sample.
     sample = text.text[:SAMPLE_CHARACTERS]
     usual = int(most * min(1.0, estimated_tokens(sample) / max(1, count_tokens(engine, sample))))
     found = list[tuple[Passage, int]]()
@@ -101,7 +101,7 @@ def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[t
             within = [each for each in passages if volume.start <= each.start < volume.end]
             if tokens <= most or len(within) == 1:
                 found.append((volume, last))
-            else:  # pages with more tokens than the sample suggests, such as tables
+            else:  # too long, because it has more tokens than the sample suggests, as tables do
                 uncut.append((within, max(1, min(estimate - 1, int(estimated_tokens(shown) * most / tokens)))))
     return sorted(found, key=lambda each: each[0].start)
 
@@ -112,7 +112,7 @@ async def answer_of_parts(
     opened: Callable[[RunningRequest], None],
     is_stopped: Callable[[], bool],
 ) -> AsyncIterator[Event]:
-    """Ask the parts, AT_ONCE at a time, and yield the events of the joined answer.
+    """Send the requests, AT_ONCE at a time, and yield the events of the joined answer.
 
     If every answer begins with a number, their sum follows. `opened` receives each request, so that it can be stopped.
     Raises the errors of the requests.

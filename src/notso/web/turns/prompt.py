@@ -1,6 +1,6 @@
 """Conversion of a chat's visible branch to prompt messages.
 
-An answer with tool calls becomes several messages. An unfinished one is continued by the next engine request.
+An answer with tool calls becomes several messages. The next engine request continues an unfinished answer.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def prompt_messages(
     messages = [Message("system", "\n\n".join(system))] if system else []
     for message, after in zip_longest(line, line[1:]):
         if message.kind == "summary" or (after is not None and _left_out(message, after)):
-            # A failed empty answer is dropped with its question, because a question that did not fit would make every
-            # later one fail, too. The last message is always kept.
+            # Omit an empty failed answer and its question. If the question did not fit in the context, it would make
+            # all later requests fail, too. The last message is always included.
             continue
         if message.role == "user":
             messages.append(Message("user", documents.user_text(message, is_last=message.id == last)))

@@ -1,6 +1,7 @@
 """Server-sent events of a turn, and the change feed that keeps the browser tabs of an owner in sync.
 
-A GET request attaches to a turn without side effects, and disconnecting does not stop it. The feed is not stored.
+A GET request attaches to a turn without side effects, and disconnecting does not stop the turn. The feed is kept only
+in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_TABS = 16
 
 
 class Feed:
-    """Counts changes since the server started. Use on the event loop only."""
+    """Counter of changes to chats since the server started. Use on the event loop only."""
 
     def __init__(self) -> None:
         # Called for each local change with owner, chat, tab, and whether messages changed.
@@ -127,7 +128,7 @@ async def turn_events(message_id: str, log: TurnLog, after: int | None) -> Async
 
 
 def _next_events(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]:
-    # Encoded once for all readers at this place.
+    # Encode the events once for all readers at this place.
     if place not in log.encoded:
         log.encoded[place] = _written(message_id, log, place)
     return log.encoded[place]
@@ -137,8 +138,9 @@ def _written(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]
     update = log.since(place.number)
     begins, events = place.phase != update.phase, list[bytes]()
     if begins and place.phase is not None:
-        # This event is sent before the first words of the phase, so that the reasoning is collapsed while there is
-        # nothing below it that would move. It has the number of the last update shown, because the next one follows.
+        # Send this event before the first words of the new phase, so that the page collapses the reasoning while there
+        # is nothing below it that would move. The event has the number of the previous update, because this update is
+        # not sent yet.
         events.append(_named("status", message_id, place.number, state=update.phase, label=update.label))
     news = announcement_html(update.phase, log.words) if begins else ""
     if place.number != update.number or place.phase is None:
@@ -162,7 +164,7 @@ async def feed_events(
     *,
     numbered: bool = True,  # False for events within another numbered stream
 ) -> AsyncIterator[bytes]:
-    # At first, changes by this tab are included: a page rendered before such a change and shown after it lacks it.
+    # The first check includes changes made in this tab, because the page may have been rendered before such a change.
     revision, changed = feed.revision, feed.since(after, owner, chat_id, tab="")
     yield format_sse_event(comment="attached")
     while not feed.closed:
@@ -175,7 +177,7 @@ async def feed_events(
 
 
 async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    # Merging saves each page a second connection.
+    # One merged stream saves each page a second connection.
     reading = {asyncio.ensure_future(anext(each, None)): each for each in (events, others)}
     try:
         while events in reading.values():
@@ -206,7 +208,7 @@ def _named(event: str, message_id: str, number: int | None, **data: str | bool |
 
 
 SNAPSHOT_MARK = "<!--snapshot-->"
-"""Starts an update that replaces everything; the page's filter for repeated events lets it through."""
+"""Begins an update that replaces everything, so that the page does not discard it as a repeated event."""
 
 
 def update_html(message_id: str, update: Update) -> str:
@@ -221,7 +223,7 @@ def update_html(message_id: str, update: Update) -> str:
                 )
             )
         if channel.tail is not None:
-            # A closed block makes the tail a different block; morphing would carry over elements of the old one.
+            # After a block is closed, the tail is a different block. Morphing would keep elements of the old one.
             anew = update.snapshot or channel.append
             parts.append(_partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", with_labels(channel.tail)))
     for card_id, card in update.cards.items():

@@ -15,7 +15,7 @@ from notso.web.values.wording import number, rate_of, words
 class TurnStats:
     """Counts in tokens, times in seconds; 0 means unknown."""
 
-    place: int = 0
+    place: int = 0  # in the queue
     queue_s: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -101,7 +101,7 @@ class StatusLine:
     def __init__(self, asked_s: float, *, reasoning_before_s: float = 0.0, left_out: int = 0) -> None:
         self.first_token_s = 0.0
         self.dropped_messages = 0
-        self._left_out = left_out  # messages left out before the engine drops more
+        self._left_out = left_out  # messages omitted from the request; the engine may drop more
         self._asked = asked_s
         self._reasoning_before = reasoning_before_s
         self._place = 0
@@ -123,7 +123,7 @@ class StatusLine:
         return self._reasoning_tokens_before + self._reasoning_tokens
 
     def next_part(self, now: float) -> StatusLine:
-        # Reasoning before the tool calls continues to count.
+        # Count the reasoning before the tool calls, too.
         after = StatusLine(now, reasoning_before_s=self.thinking_s, left_out=self._left_out)
         after.dropped_messages, after._reasoning_tokens_before = self.dropped_messages, self._all_reasoning_tokens
         after.first_token_s = self.first_token_s
@@ -226,8 +226,8 @@ class StatusLine:
 SHORTEST_SHOWN_S = 1.0
 SLOWER_BY = 1.25
 DOUBLING_TOKENS = 16_384
-"""Number of tokens after which the cost per token doubles, assumed until two chunks are timed. The value is cautious,
-because an estimate may shrink but should not grow."""
+"""Until two chunks have been timed, the cost per token is assumed to double after this many tokens. The assumption is
+pessimistic, so that the estimated time shrinks rather than grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class PrefillEta:
         if left is not None and self._promised is not None:
             promised = max(0.0, self._promised[1] - (now_s - self._promised[0]))
             slower = left > SLOWER_BY * promised and left > promised + SHORTEST_SHOWN_S
-            left = left if slower else min(left, promised)  # never count up without reporting `slower`
+            left = left if slower else min(left, promised)  # never increase the time without setting `slower`
         if left is not None:
             self._promised = (now_s, left)
         new = total - progress.cached_tokens

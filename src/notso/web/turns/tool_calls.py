@@ -39,7 +39,7 @@ class ToolOffer:
 
 
 class ToolCalls:
-    """Runs the calls in `uses`. Use on the event loop only."""
+    """Run the tool calls in `uses`. Use on the event loop only."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ToolCalls:
         *,
         may_repeat: bool = True,
     ) -> None:
-        # may_repeat: calls that were already running are run again without asking.
+        # may_repeat: whether calls that were interrupted while running may run again without permission.
         self._begun = frozenset(use.id for use in uses if use.state == "running" and not may_repeat)
         self.uses = [use if use.is_final else replace(use, state="waiting") for use in uses]
         self.asking: ToolUse | None = None
@@ -70,7 +70,7 @@ class ToolCalls:
 
     @property
     def spent(self) -> bool:
-        """Whether the model keeps calling after the last allowed round."""
+        """Whether the model has called tools after the last allowed round."""
         return self._round > MAX_ROUNDS
 
     def add(self, call: ToolCall, content_at: int, reasoning_at: int) -> ToolUse:
@@ -148,7 +148,7 @@ class ToolCalls:
             names = ", ".join(tool.name for tool in tools) or words["tool_says_none"]
             await self._tell(at, replace(use, state="failed", result=words["tool_says_unknown"].format(names=names)))
             return
-        is_repeated = use.id in self._begun and tool.origin != ""  # the call may have had an effect
+        is_repeated = use.id in self._begun and tool.origin != ""  # the interrupted call may have had an effect
         if tool.always_asks or is_repeated or tool.digest not in self._offer.granted:
             refusal = await self._ask(at, use, self._offer, tool)
             if refusal:

@@ -16,17 +16,17 @@ class Turn:
     message: StoredMessage  # as last saved; if it contains a part of the answer, that part is continued
     request: Request  # asks for the whole answer
     offer: ToolOffer | None = None
-    keep_thinking: bool = False  # keep reasoning in the prompt after a tool call
+    keep_thinking: bool = False  # whether prompts after a tool call contain the reasoning
     parts: tuple[Part, ...] = ()  # requests that replace `request`
-    hurry: bool = False  # end interrupted reasoning at once
-    left_out: int = 0  # messages that do not fit in any prompt
-    model: str | None = None  # setting that chose the model
+    hurry: bool = False  # whether to end unfinished reasoning at once
+    left_out: int = 0  # number of messages that were omitted from `request`
+    model: str | None = None  # value of the chat setting `model`
     trace: AnswerTrace | None = None  # as stored
     log: TurnLog = field(default_factory=TurnLog)
-    cancelled: bool = False  # by a user
-    interrupted: bool = False  # by shutdown of the server or engine
-    is_taken_up: bool = False  # another process began it
-    is_left: bool = False  # the next process will continue it
+    cancelled: bool = False  # whether generation must stop, for any reason
+    interrupted: bool = False  # whether it must stop because of a shutdown or a lost lease
+    is_taken_up: bool = False  # whether another process began it
+    is_left: bool = False  # whether another process will continue it
 
     @property
     def id(self) -> str:

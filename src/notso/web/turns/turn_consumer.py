@@ -39,11 +39,11 @@ EVENT_BATCH_SECONDS = 0.05
 TICK_SECONDS = 0.1
 SAVE_SECONDS = 1.0
 SAVE_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
-AWAY_RETRY_SECONDS = (4.0,) * 8  # a database on another machine may be restarted, unlike a disk
+AWAY_RETRY_SECONDS = (4.0,) * 8  # for a shared database, which may be restarting
 
 
 class TurnConsumer:
-    """Drives one turn: generation and tool calls until the answer is saved."""
+    """Run one turn: generate the answer, call tools, and save the result."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class TurnConsumer:
         self._usages: list[Usage] = []
         self._max_characters = max_characters
         self._budget = Budget()
-        self._replaying: StoredMessage | None = None  # the message shown until the engine has replayed its tokens
+        self._replaying: StoredMessage | None = None  # partial answer to show until the engine has replayed its tokens
         self._save_soon = False
         is_between_runs = left is None and bool(trace.runs)
         self._begin_text(begun, is_apart=is_between_runs or (left is not None and left.last.is_apart))
@@ -183,7 +183,7 @@ class TurnConsumer:
         return self.finish_reason == "tool_calls" and not self.turn.cancelled
 
     async def _go_on_elsewhere(self, recorder: TraceRecorder) -> bool:
-        # The engine is lost: the next one that loads continues the answer from its tokens so far.
+        # The engine has ended. The next engine that is loaded continues the answer after its tokens so far.
         logger.warning("another engine continues an answer: %s", self._failure)
         if self._replaying is None:
             self._replaying = self._message("running")
@@ -216,7 +216,7 @@ class TurnConsumer:
         await self._render_more()
         if shown is None:
             return
-        # Until the engine has replayed its tokens, the rest of the text is shown below as a part that may still change.
+        # Until the engine has replayed its tokens, show the rest of the text as a tail, which may still change.
         for channel in CHANNELS:
             calls = [at for at, each in enumerate(segments) if isinstance(each, ToolUse)] if channel == "answer" else []
             behind = segments[calls[-1] + 1 :] if calls else segments
@@ -229,14 +229,14 @@ class TurnConsumer:
     async def _preview(self, channel: ChannelName, begun: str, rest: str) -> None:
         def render() -> str:
             markdown = StreamingMarkdown(self._budget)
-            markdown.feed(begun)  # its closed blocks are in the log
+            markdown.feed(begun)  # its closed blocks are in the log already
             shown = markdown.feed(rest)
             return shown.closed + shown.tail
 
         self.turn.log.write(channel, "", await self._off_loop(render))
 
     def _keep_shown(self) -> None:
-        # The engine may end before it has replayed the text that it was to continue.
+        # If the engine ended before it had replayed the partial answer, keep that answer.
         if self._replaying is not None:
             self._begin_text(self._replaying)
             self.calls.uses = list(self._replaying.tool_uses)
@@ -281,7 +281,8 @@ class TurnConsumer:
                 await saving
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 if self._recorder is not None and self._recorder.is_retrying:
-                    # The first new token is saved before the following ones, which may crash the process again.
+                    # Save the first new token at once, which resets the count of tries. Later tokens may crash the
+                    # process again.
                     first = next((at for at, event in enumerate(events, 1) if event.kind == "tokens"), 0)
                     self.take(events[:first])
                     if first:
@@ -304,7 +305,7 @@ class TurnConsumer:
             answer = answer_of_parts(self._requests, parts, self._asked_parts.append, lambda: self.turn.cancelled)
             async for event in answer:
                 self.take([event])
-                if event.kind == "text" and answered < len(parts):  # the whole answer to a part
+                if event.kind == "text" and answered < len(parts):  # a text event contains the whole answer to a part
                     answered += 1
                     trace = self.turn.trace
                     if trace is not None and answered > trace.parts:
@@ -320,7 +321,7 @@ class TurnConsumer:
             self._wake.set()
 
     def _left_over(self, request: Request) -> Request:
-        # Limits apply to the whole answer, so earlier requests count.
+        # Token limits apply to the whole answer, so subtract the tokens of earlier requests.
         used, params = self.usage or Usage(0, 0), request.params
         if self._recorder is not None and self._recorder.trace.runs:
             params, used = self._recorder.last_params, self._recorder.last_usage
@@ -337,7 +338,7 @@ class TurnConsumer:
         self.turn.log.put_card(use.id, await self._off_loop(lambda: self._card(use)))
         if not self.turn.cancelled and not use.is_final:
             phase = "tool" if not waits_for else "asking" if use.state == "waiting" else "question"
-            self.turn.log.tell(
+            self.turn.log.set_status(
                 phase, words[f"phase_{phase}"].format(name=use.name), self.turn.log.reasoning_label, "", {}
             )
         self.turn.log.ask(waits_for)
@@ -365,7 +366,7 @@ class TurnConsumer:
     def _tell(self) -> None:
         if not self.turn.cancelled:
             status = self._status_line.status(time.monotonic())
-            self.turn.log.tell(status.phase, status.label, status.reasoning_label, status.detail, status.progress)
+            self.turn.log.set_status(status.phase, status.label, status.reasoning_label, status.detail, status.progress)
 
     async def _render_more(self) -> None:
         segments, self._unrendered = self._unrendered, []
@@ -396,7 +397,7 @@ class TurnConsumer:
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self._ended and (left := deadline - time.monotonic()) > 0:
-            # The end is noticed without waiting for the tick; further events only set the flag again.
+            # Sleep in short steps, so that the end of the engine request is noticed soon.
             await asyncio.sleep(min(left, 0.02))
 
     async def _save_partial(self) -> None:
@@ -459,7 +460,8 @@ class TurnConsumer:
         if self._failure is not None and self.turn.interrupted:  # the server is stopping and the engine hangs
             return "interrupted", ""
         if isinstance(self._failure, InvalidRequestError) and self._failure.param == "replay":
-            # The model, adapter or conversation has changed: only the Continue button can continue the text.
+            # The model, adapter or conversation has changed, so the tokens cannot be replayed. The Continue button can
+            # still continue the text.
             return "interrupted", ""
         if isinstance(self._failure, NotsoError):
             return "failed", translated(self._failure)

@@ -1,8 +1,8 @@
-"""Log of one turn that any number of readers can attach to, leave and resume.
+"""Event log of one turn, which any number of readers can attach to, leave and resume.
 
 A reader gives the number of the last update that it received, and gets all later changes as one update: closed blocks
-(which no longer change) to append, the current tails (open blocks), and changed tool cards. No reader can miss or
-repeat a block, and a slow one delays only itself.
+(which no longer change) to append, the current tails (open blocks), and changed tool cards. No reader misses or repeats
+a block, and a slow reader delays only itself.
 
 Readers are woken together, at most ten times a second and less often if there are many, so that an update can be
 encoded once for all of them.
@@ -22,11 +22,11 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between two updates, per reader. Encoding and sending take a part of it; the model has the rest."""
+"""Minimum seconds between two updates per reader. Updates to many readers are rarer, to leave time for the model."""
 NUMBERS_OF_A_LOG = 1_000_000_000
-"""More than any log's changes: a log that continues another one, in another process, starts at the next multiple."""
+"""A log that continues another process's log starts at the next multiple of this number, which no log reaches."""
 CARD_MARK = "<!--tool-->"
-"""Marks a card's place in stored HTML. Sanitized HTML contains no comments, so it cannot occur otherwise."""
+"""Marks the place of a tool card in stored HTML. Other HTML is sanitized, so it contains no comments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Update:
     number: int  # to resume from
     snapshot: bool  # replaces all of the reader's state
     channels: dict[ChannelName, ChannelUpdate]
-    cards: Mapping[str, Card]  # changed cards the reader has
+    cards: Mapping[str, Card]  # changed cards that the reader already has
     asking: str  # id of the pending permission or question
     phase: str
-    label: str  # in the badge
+    label: str  # in the status badge
     reasoning_label: str  # above the reasoning
     detail: str  # next to the moving dots
     progress: Mapping[str, Stat]  # the figures in `detail`, as numbers
@@ -62,7 +62,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Position of a reader, with the last values of fields sent only on change."""
+    """Position of a reader, and the last values sent of fields that are sent only when they change."""
 
     number: int | None
     phase: str | None = None
@@ -78,7 +78,7 @@ class _Channel:
 
 
 class TurnLog:
-    """One task on the event loop writes it, and any number of tasks read it. `number` counts changes.
+    """Log that one task on the event loop writes and any number of tasks read. `number` counts changes.
 
     A log that continues another one of the same turn starts at a higher `number`.
     """
@@ -148,9 +148,11 @@ class TurnLog:
         self._wake()
 
     def set_phase(self, phase: str, label: str) -> None:
-        self.tell(phase, label, self.reasoning_label, self.detail, self.progress)
+        self.set_status(phase, label, self.reasoning_label, self.detail, self.progress)
 
-    def tell(self, phase: str, label: str, reasoning_label: str, detail: str, progress: Mapping[str, Stat]) -> None:
+    def set_status(
+        self, phase: str, label: str, reasoning_label: str, detail: str, progress: Mapping[str, Stat]
+    ) -> None:
         new = (phase, label, reasoning_label, detail, progress)
         if new != (self.phase, self.label, self.reasoning_label, self.detail, self.progress):
             moved = phase != self.phase
@@ -162,7 +164,7 @@ class TurnLog:
 
     def finish(self, phase: str, label: str, error: str | None = None, stats: Mapping[str, Stat] | None = None) -> None:
         """Close the log with a one-line error or statistics."""
-        self.tell(phase, label, self.reasoning_label, "", {})
+        self.set_status(phase, label, self.reasoning_label, "", {})
         self.error = error
         self.stats = stats or {}
         self.finished = True
@@ -189,7 +191,7 @@ class TurnLog:
         return "".join(html or CARD_MARK for _, html, _ in target.closed) + target.tail
 
     def since(self, number: int | None) -> Update:
-        """Return everything after `number`, or a snapshot if that is unknown."""
+        """Return all changes after `number`, or a snapshot if the log has no such number."""
         snapshot = number is None or not self._from <= number <= self.number
         start = -1 if snapshot or number is None else number
         channels: dict[ChannelName, ChannelUpdate] = {}
@@ -208,7 +210,7 @@ class TurnLog:
         return Update(self.number, snapshot, channels, changed, self.asking, *said)
 
     def changes(self, after: int) -> dict[str, Any]:
-        """Return the changes after number `after` (or all if it is -1) for a copy, as JSON."""
+        """Return the changes after number `after` (-1: all) as JSON values, for `take` in a copy of the log."""
         return {
             "from": self._from,
             "closed": {
@@ -226,12 +228,12 @@ class TurnLog:
         }
 
     def take(self, after: int, number: int, changes: Mapping[str, Any]) -> bool:
-        """Apply changes of the original log. Return False if earlier ones are missing."""
+        """Apply changes of the original log to this copy. Return False if earlier changes are missing."""
         if after > self.number:
             return False
         if number <= self.number or self.finished:
             return True
-        if self.number < changes["from"]:  # the original was restated
+        if self.number < changes["from"]:  # the original has replaced all of its HTML
             self._from = changes["from"]
             self.cards, self._card_numbers = {}, {}
             for channel in self._channels.values():

@@ -36,7 +36,7 @@ def mark_of(phase: str) -> Mark:
 
 
 class Turns:
-    """Starts, finds, stops and follows turns. Use on the event loop only."""
+    """Start, find, stop and follow turns. Use on the event loop only."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class Turns:
         # The finish reason is None if the turn failed.
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self.at_mark: list[Callable[[Turn], None]] = []
-        # Forwards a call for a turn on another replica: method name, arguments. Returns False without other replicas.
+        # Forwards a method call (name, arguments) to the replica that runs the turn. Returns False without other
+        # replicas.
         self.not_here: Callable[..., bool] = lambda method, *arguments: False
         self._marks: dict[str, Mark] = {}
         self._store = store
@@ -61,7 +62,7 @@ class Turns:
         self._consumers: dict[str, TurnConsumer] = {}
         self._finished: dict[str, tuple[Turn, asyncio.TimerHandle]] = {}
         self._expected: dict[str, asyncio.Event] = {}
-        self.closing = asyncio.Event()  # set once all turns are interrupted, including later ones
+        self.closing = asyncio.Event()  # set at shutdown: all turns are interrupted, including later ones
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -102,7 +103,7 @@ class Turns:
         self._marks[turn.message.chat_id] = mark_of(turn.log.phase)
         if not consumer.calls.open:
             phase = "queued" if self._requests.host.model(turn.request.model).takes_requests else "loading"
-            # The engine may be busy with a long step before its first event.
+            # Set the phase now, because a long step of the engine may delay its first event.
             turn.log.set_phase(phase, words[f"phase_{phase}"])
         if self.closing.is_set():
             self._leave(consumer)
@@ -137,7 +138,7 @@ class Turns:
             await begun.wait()
 
     def lost(self, generation_id: str) -> bool:
-        """Return whether this process does not know the turn."""
+        """Return whether the turn is unknown to this process."""
         return generation_id not in self._expected and self.find(generation_id) is None
 
     def find(self, generation_id: str) -> Turn | None:
@@ -152,7 +153,7 @@ class Turns:
         return consumer.stats if consumer is not None else None
 
     def stop(self, generation_id: str, *, interrupted: bool = False) -> bool:
-        """Stop a turn. Return False if it does not run here."""
+        """Stop a turn. Return False if it does not run in this process."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:
             self.not_here("stop", generation_id)
@@ -175,7 +176,7 @@ class Turns:
     def reply(self, generation_id: str, question_id: str, form: Mapping[str, str]) -> bool:
         """Answer a tool's question. Return False if no replica is known to wait for it. Raises Problem (400)."""
         consumer = self._consumers.get(generation_id)
-        if consumer is None:  # the question, and so the form's values, are known only where the turn runs
+        if consumer is None:  # only the replica that runs the turn has the question and can check the form
             return self.not_here("reply", generation_id, question_id, dict(form))
         question = self.question(generation_id)
         if question is None or question.id != question_id:
@@ -192,7 +193,7 @@ class Turns:
         return consumer is not None and consumer.calls.permit(call_id, permission)
 
     def answer_now(self, generation_id: str) -> bool:
-        """End a turn's reasoning. Return False if the turn does not run here."""
+        """End a turn's reasoning. Return False if the turn does not run in this process."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:
             self.not_here("answer_now", generation_id)
@@ -212,7 +213,7 @@ class Turns:
                 self.stop(generation_id)
 
     def interrupt_all(self, *, asking_only: bool = False) -> None:
-        """Interrupt every turn, or those that wait for the user; the next process continues them."""
+        """Interrupt all turns, or only those that wait for the user. Another process continues them."""
         if not asking_only:
             self.closing.set()
         for consumer in list(self._consumers.values()):
@@ -248,13 +249,13 @@ class Turns:
                 tell(turn, consumer.usage, consumer.finish_reason)
 
     def _keep(self, turn: Turn) -> None:
-        later = asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._let_go, turn.id)
+        later = asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._forget, turn.id)
         self._finished[turn.id] = turn, later
         while len(self._finished) > MAX_FINISHED:
-            self._let_go(next(iter(self._finished)))
+            self._forget(next(iter(self._finished)))
 
-    def _let_go(self, generation_id: str) -> None:
+    def _forget(self, generation_id: str) -> None:
         finished = self._finished.pop(generation_id, None)
-        # Cancel the timer, too: a busy server finishes thousands of turns within KEEP_FINISHED_SECONDS.
+        # Cancel the timer, too. A busy server would otherwise have thousands of timers within KEEP_FINISHED_SECONDS.
         if finished is not None:
             finished[1].cancel()

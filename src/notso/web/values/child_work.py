@@ -43,7 +43,7 @@ async def child_work(start: Callable[[], C], work: Callable[[C], T]) -> T:
 async def confined(program: str, request: bytes, limits: Limits) -> bytes:
     """Run a request in a sandboxed child and return its response. Raises ConfinedWorkError.
 
-    `program` is Python source that calls `serve_one` with the same limits.
+    `program` is Python source code, which must call `serve_one` with the same limits.
     """
     return await child_work(lambda: Child(("-c", program), request, limits), Child.answer)
 

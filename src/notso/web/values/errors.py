@@ -3,7 +3,7 @@
 NotsoError
 └── WebError
     ├── SettingsError            a setting is out of range or contradicts another
-    │   └── UnsafeBindError      a public address without a key
+    │   └── UnsafeBindError      a public address without authentication
     ├── AddressInUseError        the server cannot listen on the address
     ├── QuotaError               a key's quota is used up, or reserved by running requests
     ├── SignInError              sign-in failed
@@ -26,7 +26,7 @@ class WebError(NotsoError):
 
 
 class SettingsError(WebError, ValueError):
-    """A setting is out of range. `setting` is its name."""
+    """A setting is invalid. `setting` is its name."""
 
     def __init__(self, message: str, *, setting: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class SettingsError(WebError, ValueError):
 
 
 class UnsafeBindError(SettingsError):
-    """A public address was configured without a key."""
+    """A public address was configured without authentication."""
 
 
 class AddressInUseError(WebError):
@@ -61,7 +61,7 @@ class ToolError(WebError):
 
 
 class StorageError(WebError):
-    """Conversations could not be read or written. Nothing is half-written."""
+    """Conversations could not be read or written. A failed write changes nothing."""
 
     draft: str = ""  # the user's text, to be shown again
 
@@ -88,7 +88,7 @@ def lacks_threads(error: BaseException) -> bool:
 
 
 class Problem(Exception):
-    """Ends a request with an error for the user."""
+    """Error that ends a request and is shown to the user."""
 
     def __init__(
         self,

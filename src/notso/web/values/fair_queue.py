@@ -1,4 +1,4 @@
-"""Fair scheduling between owners (users or API keys), in a pool that tolerates a shortage of threads."""
+"""Fair scheduling of work by owner (user or API key), in a pool that keeps working if threads are scarce."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BEYOND = 4
-"""Owners below their share may raise the total to this multiple of the capacity."""
+"""Owners with less than their share may exceed the capacity, up to this multiple of it in total."""
 
 
 def has_room(held: Mapping[str, int], owner: str, most: int) -> bool:
@@ -24,7 +24,7 @@ def has_room(held: Mapping[str, int], owner: str, most: int) -> bool:
 
 
 class FairQueue:
-    """Runs work of several owners in turn. Use on the event loop.
+    """Run work of several owners in turn. Use on the event loop.
 
     With several threads, no owner occupies all of them, so that work of others starts at once.
     """
@@ -48,15 +48,15 @@ class FairQueue:
         await self._acquire(owner)
         try:
             running = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
-        except BaseException:  # no thread could be started for lack of memory: free the place
+        except BaseException:  # no thread could be started, so free the place
             self._release(owner)
             raise
         running.add_done_callback(lambda done: self._ended(owner, done))
-        return await asyncio.shield(running)  # the place is occupied until the thread is done
+        return await asyncio.shield(running)  # shielded, because a thread cannot be canceled and keeps its place
 
     @contextlib.asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Hold the owner's turn while calling `work`."""
+        """Wait for the owner's turn, and hold it for calls of `work`."""
         await self._acquire(owner)
         try:
             yield
@@ -124,7 +124,7 @@ class FairQueue:
 class WorkerThreads(ThreadPoolExecutor):
     """Thread pool that keeps working when no more threads can be started. Raises RuntimeError if it has none.
 
-    The standard pool raises in both cases, although the work is queued and runs later.
+    The standard pool raises the error even if it has threads, although these will run the work later.
     """
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -137,5 +137,5 @@ class WorkerThreads(ThreadPoolExecutor):
         except RuntimeError:
             if self._threads:
                 return
-            self._work_queue.get_nowait()  # the work of this call, the only one in the queue if there are no threads
+            self._work_queue.get_nowait()  # remove the work of this call, the only item if there are no threads
             raise

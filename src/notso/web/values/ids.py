@@ -1,4 +1,4 @@
-"""Ids: UUIDv7 where chronological order helps, 128 random bits where they must not be guessed."""
+"""Ids: UUIDv7 where chronological order helps, 128 random bits where ids must not be guessable."""
 
 from __future__ import annotations
 

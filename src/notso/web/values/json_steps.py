@@ -1,5 +1,7 @@
-"""JSON encoding in small steps. The standard encoder holds the GIL throughout, so that a body of megabytes blocks all
-threads, and the event loop, for seconds."""
+"""JSON encoding in small steps.
+
+The standard encoder does not release the GIL, so a body of megabytes would block all other threads for seconds.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +63,6 @@ def _members(values: list[Any] | tuple[Any, ...], encode: Encode, descent: int) 
 
 
 def _is_flat(value: Any) -> bool:
-    # Flat values hold no containers and few members, so they are encoded at once.
+    # Flat values contain no containers and only few members, so they are encoded in one step.
     members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return len(members) <= STEP_ITEMS and not any(isinstance(each, Mapping | list | tuple) for each in members)

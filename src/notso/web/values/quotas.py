@@ -1,4 +1,4 @@
-"""Quotas, and reservations of a request's maximum use."""
+"""Quotas, and reservations of the maximum number of tokens that a request may use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Reservation:
 
 
 def granted(left: int, wanted: Sequence[Wanted]) -> list[int] | None:
-    """Divide `left` tokens among the answers, equally if scarce. Return None if one would get none."""
+    """Return the tokens for each answer, in equal shares if `left` is scarce, or None if an answer would get none."""
     left -= sum(each.prompt_tokens for each in wanted)
     if left < sum(1 for each in wanted if each.answer_tokens):
         return None

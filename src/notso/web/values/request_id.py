@@ -1,4 +1,4 @@
-"""Request ids: one per HTTP request, in its response header and in every log record that it causes."""
+"""Request ids: one per HTTP request, in the response header and in every log record of the request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ request_id: ContextVar[str | None] = ContextVar("notso_request_id", default=None
 
 
 def request_id_of(given: bytes | None) -> str:
-    """Return the client's id if it is short and plain, else a new one."""
+    """Return the client's id if it is short and plain, otherwise a new one."""
     if given is not None and _GIVEN.fullmatch(given):
         return given.decode()
     return f"req_{secrets.token_hex(12)}"

@@ -26,7 +26,7 @@ _RULE = re.compile(rf"({_SCHEME})://(\*|{_HOST})(?::(\*|[0-9]{{1,5}}))?")
 
 
 class OriginRules:
-    """Matches origins against patterns: `*` stands for any host, any port or, alone, any origin.
+    """Match origins against patterns. `*` matches any host or port, and the pattern `*` any origin.
 
     Raises ValueError for invalid patterns.
     """
@@ -69,7 +69,7 @@ def default_data_dir() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A setting's range and command-line option; without `help`, there is no option."""
+    """A setting's range and command-line option. A setting without `help` has no option."""
 
     help: str = ""
     metavar: str = ""
@@ -98,7 +98,7 @@ def _setting(default: Any, *, secret: bool = False, **facts: Any) -> Any:
 class Settings:
     """Server settings. Times in seconds. Raises SettingsError."""
 
-    # Addresses other than loopback require `api_key` (UnsafeBindError).
+    # Addresses other than loopback require an API key or sign-in; otherwise, UnsafeBindError is raised.
     host: str = _setting(
         "127.0.0.1", help="Address to listen on.", metavar="HOST", variable="NOTSO_HOST", after="model"
     )
@@ -140,7 +140,7 @@ class Settings:
         variable="NOTSO_DATA_DIR",
         after="library_disk",
     )
-    # For conversations, shared by several servers; other files stay in data_dir.
+    # Several servers can share this database of conversations and keys. Other files stay in data_dir.
     database_url: str | None = _setting(
         None,
         help="Store conversations in PostgreSQL instead of SQLite.",
@@ -173,14 +173,14 @@ class Settings:
         low=0,
         high=MAX_REQUESTS_PER_MINUTE,
     )
-    valkey_url: str | None = _setting(  # for transient state
+    valkey_url: str | None = _setting(  # for state that may be lost
         None,
         help="URL of the Valkey or Redis server shared by several notso servers.",
         metavar="URL",
         variable="VALKEY_URL",
         secret=True,
     )
-    # Addresses or networks; X-Forwarded-Proto and X-Forwarded-Prefix are trusted as well.
+    # Addresses or networks of proxies, whose X-Forwarded-Proto and X-Forwarded-Prefix are trusted as well.
     trusted_proxies: tuple[str, ...] = _setting(
         (), help="Trust X-Forwarded-For from this proxy address; repeatable.", metavar="ADDRESS", name="trust_proxy"
     )
@@ -190,7 +190,7 @@ class Settings:
         metavar="PATH",
         variable="NOTSO_BASE_PATH",
     )
-    leave_seconds: float = _setting(  # /health returns 503 in this time
+    leave_seconds: float = _setting(  # during this time, /health returns 503
         0.0,
         help="On shutdown, keep serving for this long while /health returns 503.",
         metavar="S",
@@ -232,7 +232,7 @@ class Settings:
     strict_fields: bool = _setting(
         False, help="Reject API requests with fields that would be ignored.", variable="NOTSO_STRICT_FIELDS"
     )
-    api_key: str | None = field(default=None, repr=False)  # required by guarded routes
+    api_key: str | None = field(default=None, repr=False)  # key that grants access to protected routes
     engine_key: str | None = field(default=None, repr=False)  # shared secret of engine and front ends
     sign_in_plugin: str | None = None  # plugin that identifies callers
     sign_in: SignInSettings = field(default_factory=SignInSettings)  # rules for several users

@@ -50,7 +50,7 @@ class OidcSettings:
     claim: str = "sub"  # claim with the user's name; `email` requires `email_verified`
     scope: str = "openid profile email"
     allowed: tuple[str, ...] = ()  # names, or `*@example.org` for a domain; empty: all users of the provider
-    # For providers that omit `email_verified` and do not let users choose their address.
+    # Safe only for providers that omit `email_verified` and do not let users choose their address.
     assume_email_verified: bool = False
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class OidcSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInSettings:
     require_key: bool = False  # authenticate local requests too
-    # Characters each user may keep in chats, 0: no limit. Does not apply to the server's key.
+    # Maximum number of characters in a user's chats; 0: no limit. The limit does not apply to the server's key.
     kept_characters: int = 1_000_000_000
     operators: tuple[str, ...] = ()  # names from the proxy or provider that have operator rights
     proxy: ProxySignIn | None = None
@@ -97,7 +97,7 @@ class SignInSettings:
 
     @property
     def rules(self) -> str:
-        """Text that changes whenever the rules that sessions depend on change."""
+        """Text that identifies the rules on which sessions depend. It differs if any of these rules is changed."""
         oidc = self.oidc
         known = (
             (oidc.issuer, oidc.client_id, oidc.claim, sorted(oidc.allowed), oidc.assume_email_verified)
@@ -118,7 +118,7 @@ def read_sign_in(path: Path) -> SignInSettings:
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
     oidc = _made(OidcSettings, given, "oidc")
-    # The path is relative to the settings file.
+    # The path of the secret's file is relative to the settings file.
     if oidc is not None and oidc.client_secret_file:
         oidc = replace(oidc, client_secret_file=str(path.parent / oidc.client_secret_file))
     tables: dict[str, Any] = {"proxy": _made(ProxySignIn, given, "proxy"), "oidc": oidc}

@@ -1,6 +1,6 @@
-"""Keyboard shortcuts, and slash commands for the page's palette, its help, and `notso chat`.
+"""Keyboard shortcuts of the page, and slash commands of the page and of `notso chat`.
 
-`notso chat` binds functions to the names; the page binds actions of its elements.
+`notso chat` runs a function for each command; the page performs the action `act` on one of its elements.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class SlashCommand(NamedTuple):
     name: str
     usage: str
     places: tuple[Place, ...] = BOTH
-    # Action on the page: `open` shows the element with id `target`; `click` clicks the last match of `target`; `post`
-    # sends a form to `target` under the chat's URL (the argument as `field`); `go` navigates there (the argument
-    # appended). A target with a leading slash is not under the chat's URL. `choose` and `thinking` set a control.
-    # `offer` inserts or attaches a text from an MCP server.
+    # Action on the page: `open` shows the element with id `target`. `click` clicks the last match of the selector
+    # `target`. `post` sends a form to the URL `target`, with the argument as `field`. `go` navigates to the URL
+    # `target`, with the argument appended. URLs are relative to the chat's URL unless they begin with a slash. `choose`
+    # and `thinking` set a control. `offer` inserts or attaches a text from an MCP server.
     act: str = ""
     target: str = ""
     field: str = ""
@@ -77,10 +77,10 @@ def commands_of(place: Place) -> tuple[SlashCommand, ...]:
 class Shortcut(NamedTuple):
     """A key combination, with modifiers named as in KeyboardEvent; `Control` is Command on a Mac."""
 
-    # Keys without modifier apply outside of text input, or in an empty input (`where` is "empty"). The combinations do
-    # not edit text on any system, as Option with an arrow key or Enter would on a Mac.
+    # Keys without a modifier work only outside of text inputs, or in an empty input if `where` is "empty". No
+    # combination edits text on any system. (On a Mac, Option with an arrow key or Enter would.)
     keys: str
-    target: str = ""  # selector whose last match is clicked; '': handled by the input itself, and only listed
+    target: str = ""  # selector whose last match is clicked; '': the input handles the key, which is only listed
     where: str = "anywhere"
 
     @property

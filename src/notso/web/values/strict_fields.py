@@ -9,15 +9,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class StrictFields(BaseModel):
-    """Rejects unknown fields and values of other types, such as booleans for numbers."""
+    """Reject unknown fields and values of other types, such as booleans for numbers."""
 
-    # Lists of such models should fail fast: only one error is reported, and each collected error costs a kilobyte.
+    # Lists of such models should use fail_fast: only one error is reported, and each error collected costs a kilobyte.
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
     def _leave_one_unknown(cls, given: Any) -> Any:
-        # All unknown fields but the first are dropped unread; the first is reported.
+        # Keep only the first unknown field, which pydantic reports. Others would each cost memory for an error.
         fields = cls.model_fields
         if not isinstance(given, dict) or len(given) <= len(fields):
             return given
@@ -27,9 +27,9 @@ class StrictFields(BaseModel):
 
 
 def at_most(entries: int) -> BeforeValidator:
-    """Truncate objects to `entries` + 1, which the length check then rejects."""
+    """Truncate larger objects to `entries` + 1 members, which the length check then rejects."""
 
-    # The other entries are dropped unread.
+    # Members beyond this number are never validated.
     def cut(given: Any) -> Any:
         return dict(islice(given.items(), entries + 1)) if isinstance(given, dict) else given
 

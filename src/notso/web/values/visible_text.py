@@ -11,7 +11,7 @@ _IGNORABLE = re.compile(
 
 
 def is_visible(character: str) -> bool:
-    """Whether a character is drawn, unlike control, bidirectional, zero-width and tag characters."""
+    """Return whether a character is visible, unlike control, bidirectional, zero-width and tag characters."""
     return character.isprintable() and not _IGNORABLE.match(character)
 
 

@@ -1,8 +1,8 @@
 """Strings of the pages in the language of the current request: one table per language in ../languages.
 
-Labels of sampling parameters are defined with the parameters and complete the English table. A key that another table
-lacks falls back to English, and so do the strings read by the model, which are never translated. Code in another
-thread sees the request's language only if it runs in a copy of the request's context.
+Labels of sampling parameters are defined with the parameters and added to the English table. A string that another
+table lacks is shown in English. Strings that the model reads are always English. Code in another thread sees the
+request's language only if it runs in a copy of the request's context.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SEPARATORS: dict[str, tuple[str, str]] = {
 RIGHT_TO_LEFT = frozenset({"ar"})
 
 FAILURE = "failure_"
-"""Prefix of the keys of translated errors, before the error's code. English texts are where the errors are raised."""
+"""Key prefix of translated errors, followed by the error's code. English messages are where errors are raised."""
 
 FOR_THE_MODEL = "tool_says_"
 """Prefix of strings that the model reads, which are never translated."""
@@ -79,7 +79,7 @@ PLURALS: dict[str, tuple[int, Callable[[int], int]]] = {
     "ko": (1, lambda n: 0),
     "zh-Hans": (1, lambda n: 0),
 }
-"""Plural forms of a language, as in CLDR for integers: their count, and the index of the form for a number."""
+"""CLDR's plural rules for integers, by language: the number of forms, and the index of the form for a number."""
 TWO_FORMS: tuple[int, Callable[[int], int]] = (2, lambda n: n != 1)
 
 
@@ -143,7 +143,7 @@ class _Words(Mapping[str, str]):
     def __getitem__(self, name: str) -> str:
         found = table(language.get()).get(name)
         if found is None:
-            # The forms of an English word are chosen by English rules.
+            # Plural forms in an English string must be chosen by English rules.
             return _English(table("en")[name]) if language.get() != "en" else Phrase(table("en")[name])
         return Phrase(found)
 
@@ -212,7 +212,7 @@ def ordinal(number: int) -> str:
 
 
 def chosen_language(wanted: str, accepted: str) -> str:
-    """Return the chosen language, else the best match of Accept-Language, else English."""
+    """Return the language chosen by the user, or else the best match of Accept-Language, or else English."""
     if wanted in LANGUAGES:
         return wanted
     ranked: list[tuple[float, int, str]] = []

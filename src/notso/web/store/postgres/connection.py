@@ -1,8 +1,8 @@
 """Connection pool for PostgreSQL, leases, schema migration, and conversion of database errors.
 
-A process that generates answers has a row in `replicas` with the expiry time of its lease, by the clock of the
-database. Its unfinished answers are held under this lease. A lease is also valid for its full duration after a start of
-the database, because it cannot be renewed while the database is down.
+Each process that generates answers has a lease: a row in `replicas` with an expiry time, by the clock of the database.
+The lease covers all unfinished answers of the process. After the database starts, all leases are valid for at least
+LEASE_SECONDS, because they could not be renewed while it was down.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from notso.web.values.errors import (
     StorageFullError,
 )
 
-FORGOTTEN_DAYS = 30  # operators must clear the disk cache of a process that was down for longer
+# Records of purged conversations are deleted after this time. If a process was down for longer, operators must clear
+# its disk cache.
+FORGOTTEN_DAYS = 30
 
 _UNFINISHED = "state IN ('queued', 'running')"
 
@@ -61,7 +63,8 @@ class _SentRows:
 
     @property
     def rowcount(self) -> int:
-        # rowcount is known only after the server has responded. Fetching rows waits for this by itself.
+        # The row count is known only after the server has responded. The fetch methods wait for the response
+        # themselves.
         self._pipeline.sync()
         return self._cursor.rowcount
 
@@ -93,7 +96,7 @@ class PostgresDatabase(Database):
     def transaction(self, begin: str) -> Iterator[None]:
         """Run a transaction in pipeline mode, in which only reads wait for a round trip.
 
-        An error is raised by the next read or at the end of the transaction.
+        The error of a write is raised by the next read, or at the end of the transaction.
         """
         try:
             with self._connection.pipeline() as self._pipeline:
@@ -108,9 +111,9 @@ class PostgresDatabase(Database):
     def snapshot(self) -> AbstractContextManager[None]:
         return self.transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
-    def begin_much(self) -> None:
+    def begin_bulk(self) -> None:
         self.execute("SET CONSTRAINTS ALL DEFERRED")
-        # The transaction is idle while the other database is read.
+        # A copy between databases leaves each transaction idle while it accesses the other database.
         self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     # ---- search index: rows are deleted with their chat or message (ON DELETE CASCADE)
@@ -144,7 +147,7 @@ class PostgresDatabase(Database):
 
     # ---- leases
 
-    def take(self, owner: str, message_id: str) -> None:
+    def acquire(self, owner: str, message_id: str) -> None:
         self.execute(
             f"UPDATE messages SET holder = ? WHERE id = ? AND owner = ? AND {_UNFINISHED}",
             (self._replica, message_id, owner),
@@ -164,7 +167,7 @@ class PostgresDatabase(Database):
         found = self.execute("SELECT 1 AS yes FROM messages WHERE id = ? AND holder = ?", (message_id, self._replica))
         return found.fetchone() is not None
 
-    def let_go(self, message_id: str) -> None:
+    def release(self, message_id: str) -> None:
         self.execute("UPDATE messages SET holder = NULL WHERE id = ? AND holder = ?", (message_id, self._replica))
 
     def renew(self) -> None:
@@ -197,7 +200,8 @@ class PostgresDatabase(Database):
         return Heartbeat(orphans, adopted, self._lost(running))
 
     def _take_orphans(self, known: frozenset[str]) -> list[Any]:
-        # Includes orphans already held by this process but not known to it, because an earlier result may be lost.
+        # Includes orphans already held by this process but not known to it, because an earlier result may have been
+        # lost.
         return self._connection.execute(
             "UPDATE messages SET holder = %s WHERE id IN (SELECT messages.id FROM messages"
             " JOIN answer_traces ON message_id = messages.id"
@@ -265,12 +269,12 @@ SCHEMA = "notso"
 OLDEST_VERSION = 130_000
 CONNECT_SECONDS = 3
 PATIENCE_SECONDS = 3.0  # maximum wait for a connection
-SHORT_PATIENCE_SECONDS = 0.5  # the same after a failed attempt, so that requests fail quickly
+SHORT_PATIENCE_SECONDS = 0.5  # maximum wait after a failed attempt, so that requests fail quickly
 RECONNECT_SECONDS = 0.2  # how long the pool tries to reconnect; the next request starts another attempt
 TRIES = 3
 HANG_SECONDS = 1.5  # if a heartbeat takes longer, the database or network is considered hung
 MOST_SECONDS = 35.0  # time limit for work on a connection; statement_timeout is 30 s
-MIGRATION_LOCK = 0x6E6F74736F  # arbitrary, but the same in every release
+MIGRATION_LOCK = 0x6E6F74736F  # id of an advisory lock: arbitrary, but the same in every release
 
 AWAY = Sentence("the database is not responding: nothing was lost, please try again", "storage_away")
 
@@ -310,7 +314,7 @@ class _PlainText(Loader):
 class Connections:
     """Thread-safe pool of up to `most` connections for the process named `replica`.
 
-    Stores can share a pool, which is released by the last close. Methods raise StorageError.
+    Stores can share a pool. It is closed when the last of them calls `close`. Methods raise StorageError.
     """
 
     def __init__(self, url: str, most: int, replica: str) -> None:
@@ -442,14 +446,14 @@ def connect(url: str) -> Connection[tuple[Any, ...]]:
 
 
 def _break(connection: Connection[Any]) -> None:
-    # This ends all waits for the socket, in any thread.
+    # Shutting down the socket ends all waits for it, in any thread.
     with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def _deadline(connection: Connection[Any]) -> Iterator[None]:
-    # For requests that the database answers immediately unless it hangs.
+    # Breaks the connection if the database does not answer within CONNECT_SECONDS.
     late = threading.Timer(CONNECT_SECONDS, _break, (connection,))
     late.daemon = True
     late.start()
@@ -536,7 +540,7 @@ def _storage_error(error: psycopg.Error) -> StorageError:
 def refuse_transaction_pooling(url: str) -> None:
     """Raise StorageError if a pooler shares server processes, as with PgBouncer's pool_mode = transaction."""
     # Session settings would then apply to other clients, and be missing for our own statements.
-    for _ in range(2):  # a busy pooler may happen to assign two processes
+    for _ in range(2):  # try twice, because a busy pooler may assign two server processes by chance
         with connect(url) as one, connect(url) as other:
             pids = set()
             for connection in (one, other):

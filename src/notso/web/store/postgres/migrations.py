@@ -1,6 +1,6 @@
 """PostgreSQL schema as numbered, forward-only migrations. Never edit a released migration.
 
-Identifiers and texts use COLLATE "C", which compares bytes in all locales, as SQLite does.
+Identifiers and texts use COLLATE "C", so that they are compared byte by byte in all locales, as in SQLite.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ MIGRATIONS: tuple[str, ...] = (
         since_ms BIGINT NOT NULL
     );
     """,
-    # 12: traces of answers, and unfinished responses in the background, which another process can continue.
+    # 12: traces of answers, and unfinished background responses, which another process can continue.
     """
     CREATE TABLE answer_traces (
         message_id TEXT COLLATE "C" PRIMARY KEY REFERENCES messages (id) ON DELETE CASCADE DEFERRABLE,

@@ -20,8 +20,10 @@ T = TypeVar("T")
 
 WRITE_THREADS = 4
 READ_THREADS = 4
-LEASE_THREADS = 1  # heartbeats have their own thread so that they need not queue
-COMMIT_SPREAD = 1000  # this many numbers are read again, because transactions may commit in another order
+LEASE_THREADS = 1  # heartbeats have their own thread, so that they do not wait for other work
+# Records are numbered before they are committed, so a lower number may become visible after a higher one. Therefore,
+# this many numbers are read again.
+COMMIT_SPREAD = 1000
 
 
 class PostgresStore(SQLStore):
@@ -77,14 +79,14 @@ class PostgresStore(SQLStore):
             lambda: self._connections.write(lambda db: db.heartbeat(running, known, is_leaving=is_leaving))
         )
 
-    async def refuse_company(self) -> None:
+    async def require_exclusive_use(self) -> None:
         if await self._lease_thread.run(lambda: self._connections.look(PostgresDatabase.others)):
             raise DataDirectoryBusyError("a server is using the database: stop it first")
         await self.heartbeat(frozenset())
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
         due = await super().thrown_away(seconds, now)
-        # Include what other processes purged, because it may be in the caches of this process.
+        # Include conversations that other processes purged, because this process may have their KV caches.
         since = max(self._forgotten, default=0) - COMMIT_SPREAD
         rows = await self._writes.run("", lambda: self._connections.write(lambda db: db.forgotten(since)))
         new = [row for row in rows if row["number"] not in self._forgotten]
@@ -142,7 +144,7 @@ class PostgresAccessStore(SQLAccessStore):
 
     async def _soon(self, work: Callable[[], T]) -> T:
         try:
-            # Last resort; heartbeats of the other store usually abort hanging work earlier.
+            # This is a last resort: the heartbeats of PostgresStore usually abort hanging work earlier.
             async with asyncio.timeout(MOST_SECONDS):
                 return await self._threads.run(work)
         except TimeoutError:

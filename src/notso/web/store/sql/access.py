@@ -1,4 +1,4 @@
-"""Implementation of AccessStore in SQL. Subclasses supply the transactions."""
+"""AccessStore in SQL that both databases understand. Subclasses run the transactions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HELD = """
 _RESERVED_MS = int(1000 * RESERVED_SECONDS)
 _ENTRY = "at_ms, owner, action, address, count"
 _LOGS = {False: "audit", True: "operator_audit"}
-# Deletes the oldest entry of the owner with the most entries, so that an owner cannot displace the entries of others.
+# Deletes the oldest entry of the owner with the most entries, so that one owner cannot displace others' entries.
 _FORGET_OLD = """
 DELETE FROM {table} WHERE number IN (
     SELECT number FROM {table}
@@ -110,7 +110,8 @@ class SQLAccessStore(ABC):
         def work(db: Statements) -> list[Reservation] | Used:
             if self.ALONE:
                 db.execute(self.ALONE, (owner,))
-            # Reservations first, so that one that ends between the two queries is counted twice rather than not at all.
+            # Query reservations before usage. A reservation that ends in between is then counted twice rather than not
+            # at all.
             held = db.execute(f"{_HELD} AND until_ms > {self.NOW_MS}", about).fetchone()
             row = db.execute(_USED, about).fetchone()
             used = _used(row) if row else Used()

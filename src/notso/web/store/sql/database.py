@@ -48,8 +48,8 @@ class Database(ABC):
     def snapshot(self) -> AbstractContextManager[None]: ...
 
     @abstractmethod
-    def begin_much(self) -> None:
-        """Defer foreign keys and remove timeouts for this transaction."""
+    def begin_bulk(self) -> None:
+        """Prepare this transaction for bulk writes: defer foreign keys, and disable timeouts."""
 
     # ---- search index
 
@@ -70,7 +70,7 @@ class Database(ABC):
         """Remove a message from the index before it is deleted."""
 
     def merge_index(self) -> bool:
-        """Remove some of the words of deleted texts from the index; return whether there are more."""
+        """Remove some of the words of deleted texts from the index; return whether more are left."""
         return False
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Database(ABC):
     # ---- leases on unfinished answers
 
     @abstractmethod
-    def take(self, owner: str, message_id: str) -> None:
+    def acquire(self, owner: str, message_id: str) -> None:
         """Assign an unfinished answer to this process."""
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Database(ABC):
     def holds(self, message_id: str) -> bool: ...
 
     @abstractmethod
-    def let_go(self, message_id: str) -> None: ...
+    def release(self, message_id: str) -> None: ...
 
     # ---- permanent deletion
 

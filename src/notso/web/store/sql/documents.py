@@ -40,8 +40,12 @@ from notso.web.store.sql.records import Run
 from notso.web.values.errors import Sentence, StorageError, StorageFullError
 from notso.web.values.ids import new_id
 
-STALE_DAYS = 30  # for shared databases; operators must clear the disk cache of a server that was down for longer
-COMMIT_SPREAD = 1000  # this many numbers are read again, because transactions may commit in another order
+# Records of stale caches in a shared database are deleted after this time. If a server was down for longer, operators
+# must clear its disk cache.
+STALE_DAYS = 30
+# Records are numbered before they are committed, so a lower number may become visible after a higher one. Therefore,
+# this many numbers are read again.
+COMMIT_SPREAD = 1000
 ROWS_AT_ONCE = 200
 
 DOCUMENT_COLUMNS = tuple(each.name for each in fields(StoredDocument))
@@ -54,7 +58,8 @@ _READABLE = f"SELECT library_id FROM library_readers WHERE reader IN (?, '{EVERY
 _OWN = "library_id IN (SELECT id FROM libraries WHERE owner = ?)"
 _ADDABLE = "SELECT library_id FROM library_readers WHERE reader = ? AND rights <> 'read'"
 _STALE = "INSERT INTO stale_caches (owner, conversation, scope, reading, since_ms)"
-_IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"  # selects the partial index
+# The condition `project <> ''` lets the database use a partial index.
+_IN_PROJECT = "SELECT id AS chat_id FROM chats WHERE project = ? AND project <> ''"
 DELETED_AT_ONCE = 20  # documents deleted in one transaction
 
 
@@ -112,7 +117,7 @@ class SQLDocuments:
                 db.execute("UPDATE chats SET project = '' WHERE project = ? AND project <> ''", (library_id,))
 
         def shorten(db: Database) -> bool | None:
-            # Deletes some documents, or else the library. Returns None while documents are left.
+            # Deletes some documents, or the library if it is empty. Returns None if documents may be left.
             sql = f"SELECT id FROM documents WHERE library_id = ? AND {_OWN} LIMIT {DELETED_AT_ONCE}"
             some = db.execute(sql, (library_id, owner)).fetchall()
             for row in some:
@@ -155,7 +160,7 @@ class SQLDocuments:
                 f" AND ('' = ? OR ? IN ({_READABLE}))"
             )
             moved = db.execute(sql, (library_id, chat_id, owner, library_id, library_id, library_id, owner)).rowcount
-            if moved:  # the conversation's prompt now starts with other documents
+            if moved:  # its prompts now start with other documents, so its KV cache is stale
                 _forget_chats(db, "SELECT id AS chat_id FROM chats WHERE id = ?", chat_id)
             same = "SELECT 1 AS one FROM chats WHERE id = ? AND owner = ? AND project = ?"
             return moved > 0 or db.execute(same, (chat_id, owner, library_id)).fetchone() is not None

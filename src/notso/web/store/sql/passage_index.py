@@ -18,12 +18,12 @@ from notso.documents.passages import Passage, passages_of
 from notso.web.store.sql.search_words import words_in
 
 # B is less than the usual 0.75, with which short passages rank too high. Passages are about equally long; a shorter one
-# is usually the rest of a page.
+# is usually the end of a page.
 K1, B = 1.2, 0.3
 MAX_QUERY_WORDS = 64
 _POSTING = struct.Struct("<3H")
 MAX_POSTINGS = 300_000  # takes about a second to rank; beyond that, the most frequent words of a query are ignored
-MOST = 0xFFFF  # maximum of the numbers in a posting, and of the passages indexed per document
+MOST = 0xFFFF  # maximum of each number in a posting; passages with higher numbers are not indexed
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ _ADD_FILE = f"INSERT INTO api_files (owner, {_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?
 _ADD_PART = "INSERT INTO api_file_parts (file_id, part, content) VALUES (?, ?, ?)"
 _OPEN = "id, owner, body, caller, seed, created_ms, tries, path, headers, conversation, progress"
 _BATCH = "id, owner, created_ms, body, plan, is_open"
-# Keeps the newest answers of an owner within both limits. The running sum includes the row itself.
+# Deletes an owner's oldest answers beyond the maximum number or total size. The running sum of sizes includes the row
+# itself.
 _FORGET_ANSWERS = """
 DELETE FROM kept_answers WHERE owner = ? AND idempotency_key IN (
     SELECT idempotency_key FROM (
@@ -53,7 +54,7 @@ def _leased(now_ms: int) -> int:
 
 
 def _open(db: Database, row: Any) -> OpenResponse | None:
-    # Tokens are stored in parts, which follow the tokens that an older release stored in `progress`.
+    # Tokens are stored in parts. Those in `progress` were stored by an older release, and come first.
     if row is None:
         return None
     left = OpenResponse(**row)

@@ -21,13 +21,14 @@ from notso.web.store.protocol import (
 )
 from notso.web.store.sql.database import Database
 
-ROW_CHARACTERS = 500  # size counted for a message in addition to its text
+ROW_CHARACTERS = 500  # added to the length of each message's text, for the space that the row itself needs
 _CHAT_KINDS = get_type_hints(Chat)
 CHAT_FIELDS = tuple(_CHAT_KINDS)
 CHAT_COLUMNS = (*CHAT_FIELDS, "owner", "trash_id")
 CHAT_TRUTHS = frozenset(name for name, kind in _CHAT_KINDS.items() if kind is bool)
 _NUMBERS = tuple(each.name for each in fields(Numbers))
-_MADE = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")  # fields stored in another form
+# Fields that are converted, or stored elsewhere.
+_MADE = ("numbers", "edited", "attachments", "tool_uses", "citations", "source")
 _PLAIN = tuple(each.name for each in fields(StoredMessage) if each.name not in _MADE)
 _SAVED = (
     *("content", "reasoning", "state", "note", *_NUMBERS, "answer_html", "reasoning_html", "renderer"),
@@ -86,7 +87,7 @@ def insert_chat(db: Database, owner: str, chat: Chat) -> None:
 
 
 def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
-    """Append a message, without numbers and HTML (see update_message)."""
+    """Append a message, except its numbers and HTML, which `update_message` saves."""
     attachments = json.dumps([asdict(each) for each in message.attachments])
     values: dict[str, Any] = {name: getattr(message, name) for name in _INSERTED}
     values |= {
@@ -145,7 +146,7 @@ def save_trace(db: Database, owner: str, message_id: str, trace: AnswerTrace) ->
 def trace_of(row: Any) -> AnswerTrace:
     told = json.loads(row["trace"])
     runs = (each | {name: tuple(each[name]) for name in ("ids", "closed_at")} for each in told["runs"])
-    given = {name: told[name] for name in _OF_A_TURN if name in told}  # older releases did not store all of them
+    given = {name: told[name] for name in _OF_A_TURN if name in told}  # older releases did not store all fields
     return AnswerTrace(tuple(AnswerRun(**run) for run in runs), told["model"], row["tries"], row["resumes"], **given)
 
 

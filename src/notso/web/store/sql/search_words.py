@@ -22,7 +22,7 @@ MAX_VECTOR_BYTES = 900_000  # PostgreSQL rejects vectors of 1 MiB
 MAX_QUERY_WORDS = 64
 SNIPPET_CHARACTERS, BEFORE_CHARACTERS = 120, 30
 LEAST_SIMILAR = 0.4  # minimum share of common trigrams
-SHORTEST_SIMILAR = 4
+SHORTEST_SIMILAR = 4  # shorter words are not replaced by similar ones
 MOST_SIMILAR = 5  # maximum number of words that replace a word of the query
 
 _RANGES = (
@@ -138,7 +138,7 @@ def vector_of(text: str) -> str:
 
 
 def similar_terms(terms: Iterable[Term], vocabulary: Iterable[str]) -> list[Term] | None:
-    """Replace the longer words of a query by similar words from the vocabulary; return None if a word has none.
+    """Replace the longer words of a query by similar words from the vocabulary; return None if that is impossible.
 
     Takes time proportional to the vocabulary.
     """

@@ -19,7 +19,7 @@ up(id, parent_id, role, k) AS (
 """
 _CHOSEN = "(SELECT chosen_root FROM chats WHERE id = ? AND owner = ?)"
 _KNOWN = "SELECT id FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
-# A branch continues with the chosen child, or else the newest. Each step reads one index entry.
+# A branch continues with the chosen child, or the newest if none is chosen. Each step reads one index entry.
 _DOWN = f"""
 WITH RECURSIVE down(id, chosen_child, n) AS (
     SELECT id, chosen_child, 0 FROM messages WHERE id = coalesce(
@@ -45,7 +45,7 @@ _ABOVE = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT id, parent_id, role, 
 _DEPTH = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT max(k) AS depth FROM up"
 _NO_END = 1 << 31
 # Lower bound of a message's length in a prompt. Attachments are stored as JSON, in which a character takes up to six
-# characters. Questions whose answer failed and is empty are not included in prompts.
+# characters. Prompts omit a question if its answer failed and is empty.
 _TEXT = "length(m.content) + length(m.attachments) / 6"
 _STANDS = "m.kind = 'summary' AND m.state = 'done' AND m.content <> ''"
 _FAILED = "m.role = 'assistant' AND m.state = 'failed' AND m.content = ''"
@@ -81,7 +81,7 @@ def end_of_branch(
 ) -> tuple[list[Shown], int]:
     """Return the newest messages (see ChatStore.shown_chat) and the number of messages before them."""
     here = (chat_id, owner)
-    # Send both statements before reading a result, because PostgreSQL pipelines them.
+    # Send both statements before reading a result, so that PostgreSQL needs only one round trip.
     found = db.execute(_END, (through, *(here * 4), MOST_SHOWN))
     above = db.execute(_DEPTH, (through, *here, _NO_END)) if through is not None else None
     line = found.fetchall()
@@ -113,7 +113,7 @@ def pieces(db: Database, owner: str, chat_id: str, *, shown: bool) -> list[list[
 
 
 def piece(db: Database, owner: str, ids: list[str], message_of: Callable[[Any], StoredMessage]) -> list[StoredMessage]:
-    """Return messages in this order, without those deleted in the meantime."""
+    """Load messages in the order of `ids`, skipping those deleted in the meantime."""
     sql = f"SELECT * FROM messages WHERE id IN ({_marks(ids)}) AND owner = ? AND trash_id IS NULL"
     messages = {row["id"]: message_of(row) for row in db.execute(sql, (*ids, owner))}
     return [messages[each] for each in ids if each in messages]
@@ -189,7 +189,7 @@ def _shown(
     *,
     whole_turns: bool = True,
 ) -> list[Shown]:
-    # `line` is ordered from the last message upwards. Include the question that starts the turn.
+    # `line` starts with the newest message. Extend the range to the question that starts the turn.
     end = min(begin + limit, len(line))
     while whole_turns and end < len(line) and line[end - 1]["role"] != "user":
         end += 1

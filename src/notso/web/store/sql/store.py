@@ -1,4 +1,4 @@
-"""ChatStore methods shared by both databases, including those for stored responses."""
+"""ChatStore methods that both databases share."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 SOURCES_AT_ONCE = 200  # sources per query for imported chats
-RENEW_SECONDS = 3.0  # interval for renewing the trash id of a long import, so that it is not purged
+# A large import is hidden in the trash until it is complete. Its trash id is renewed at this interval, so that it is
+# not purged.
+RENEW_SECONDS = 3.0
 
 _TOO_SLOW = Sentence("storing the chats took too long and was rolled back: please try again", "storage_slow")
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
@@ -77,7 +79,8 @@ _COUNTED = """
     ) AS counted
 """
 _LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
-_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"  # selects the partial index
+# The condition `size > 0` lets SQLite use a partial index.
+_KEPT = "SELECT coalesce(sum(size), 0) AS n FROM messages WHERE owner = ? AND size > 0"
 _MEMORIES = "SELECT id, text, created_ms FROM memories WHERE owner = ? ORDER BY created_ms, id"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _SHARE = "id, owner, chat_id, message_id, created_ms, expires_ms"
@@ -175,7 +178,7 @@ class SQLStore(ABC):
     async def close(self) -> None: ...
 
     @abstractmethod
-    async def refuse_company(self) -> None:
+    async def require_exclusive_use(self) -> None:
         """Raise StorageError if another process uses the database or it is damaged; interrupt unfinished answers."""
 
     @contextlib.asynccontextmanager
@@ -183,7 +186,7 @@ class SQLStore(ABC):
         """Open the store for exclusive use, then close it. Raises StorageError."""
         await self.open()
         try:
-            await self.refuse_company()
+            await self.require_exclusive_use()
             yield
         finally:
             await self.close()
@@ -192,7 +195,7 @@ class SQLStore(ABC):
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
         """Run `work` in a transaction, in another thread. Changes are on disk on return.
 
-        owner: the user whose queue is used, because users take turns; "" for internal work.
+        owner: the user in whose queue the work waits; "" for internal work. Queues are served in turn.
         """
 
     @abstractmethod
@@ -267,7 +270,7 @@ class SQLStore(ABC):
         self, owner: str, chat_id: str, last: str | None, *, most_characters: int | None = None
     ) -> Branch | None:
 
-        if self.read_only:  # read the tables, because indexes may be damaged
+        if self.read_only:  # read whole tables, because indexes may be damaged
             return _branch_of(await self.whole_chat(owner, chat_id), last)
 
         def read(db: Database) -> Branch | None:
@@ -289,7 +292,7 @@ class SQLStore(ABC):
         self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
     ) -> ShownChat | None:
 
-        if self.read_only:  # read the tables, because indexes may be damaged
+        if self.read_only:  # read whole tables, because indexes may be damaged
             whole = await self.whole_chat(owner, chat_id)
             path, earlier = end_of(_path_of(whole, through), limit, first)
             return ShownChat(whole.chat, whole.base, tuple(path), earlier) if whole is not None else None
@@ -341,7 +344,7 @@ class SQLStore(ABC):
     async def message_pieces(
         self, owner: str, chat_id: str, *, shown: bool = False
     ) -> AsyncIterator[list[StoredMessage]]:
-        if self.read_only:  # read the tables, because indexes may be damaged
+        if self.read_only:  # read whole tables, because indexes may be damaged
             whole = await self.whole_chat(owner, chat_id)
             if whole is not None:
                 yield branch(whole.messages, whole.chat.chosen_root) if shown else list(whole.messages)
@@ -609,7 +612,7 @@ def _branch_of(whole: WholeChat | None, last: str | None) -> Branch | None:
 
 
 def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, ChatBase]]:
-    # Send all statements before reading a result, because PostgreSQL pipelines them.
+    # Send all statements before reading a result, so that PostgreSQL needs only one round trip.
     chat, base = db.execute(_CHAT, (chat_id, owner)), _base(db, owner)
 
     def found() -> tuple[Chat | None, ChatBase]:

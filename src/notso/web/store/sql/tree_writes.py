@@ -81,7 +81,7 @@ def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None = No
     insert_message(db, owner, user_message, turn.idempotency_key)
     insert_message(db, owner, assistant_message, None)
     _begin_trace(db, owner, assistant_message.id, turn.trace)
-    db.take(owner, assistant_message.id)
+    db.acquire(owner, assistant_message.id)
     db.index_message(owner, user_message)
     _choose(db, owner, chat_id, user_message.id)
     _touch(db, owner, chat_id)
@@ -104,7 +104,7 @@ def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | Tur
     assistant_message = replace(new.assistant_message, parent_id=before.id)
     insert_message(db, owner, assistant_message, new.idempotency_key)
     _begin_trace(db, owner, assistant_message.id, new.trace)
-    db.take(owner, assistant_message.id)
+    db.acquire(owner, assistant_message.id)
     _choose(db, owner, chat_id, assistant_message.id)
     _touch(db, owner, chat_id)
     return TurnAccepted(before, assistant_message)
@@ -133,7 +133,7 @@ def resume_message(
     db.execute("UPDATE messages SET generation_id = ? WHERE id = ? AND owner = ?", (generation_id, message_id, owner))
     update_message(db, owner, assistant_message)
     _begin_trace(db, owner, message_id, trace)
-    db.take(owner, message_id)
+    db.acquire(owner, message_id)
     _choose_through(db, owner, chat_id, message_id, through)
     _touch(db, owner, chat_id)
     return TurnAccepted(user_message, assistant_message)
@@ -175,7 +175,7 @@ def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, *, t
     if summary is None or summary.kind != "summary" or summary.active:
         return False
     _choose_through(db, owner, chat_id, message_id, through)
-    # Load it again, because choosing the branch may have changed its chosen_child.
+    # Load the summary again, because choosing the branch may have changed its chosen_child.
     summary = _message(db, owner, chat_id, message_id) or summary
     above = summary.parent_id
     db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ? AND owner = ?", (above, message_id, owner))
@@ -200,7 +200,8 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
     ).fetchone()
     if row is None or (assistant_message.active and row["state"] not in ACTIVE_STATES):
         return
-    # The process may still complete an answer that another process interrupted, unless a user has edited it.
+    # This process may have lost its lease on the answer. It may still save an answer that another process has
+    # interrupted, unless a user has edited that answer.
     if not db.holds(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
         return
     if not assistant_message.active:
@@ -209,7 +210,7 @@ def save_message(db: Database, assistant_message: StoredMessage, trace: AnswerTr
     if trace is not None:
         save_trace(db, row["owner"], assistant_message.id, trace)
     if not assistant_message.active:
-        db.let_go(assistant_message.id)
+        db.release(assistant_message.id)
         # Answers become searchable when they are finished.
         db.index_message(row["owner"], assistant_message)
 
@@ -247,7 +248,7 @@ def add_piece(db: Database, owner: str, piece: Piece) -> None:
         if item.role == "assistant":
             update_message(db, owner, item)
             if item.active:
-                db.take(owner, item.id)
+                db.acquire(owner, item.id)
         db.index_message(owner, item)
 
 
@@ -328,7 +329,7 @@ def _repeated(db: Database, owner: str, known: StoredMessage) -> TurnAccepted:
 
 
 def _lock(db: Database, owner: str, chat_id: str) -> bool:
-    # Locks the chat's messages until the transaction ends.
+    # Locks the chat until the transaction ends, so that other transactions do not change its messages.
     return _locked(db, owner, chat_id).fetchone() is not None
 
 
@@ -366,7 +367,7 @@ def trash_chat(db: Database, owner: str, chat_id: str) -> str | None:
 
 def trash_chats(db: Database, owner: str, chat_ids: Sequence[str]) -> tuple[str | None, int]:
     trash_id, count = None, 0
-    for chat_id in sorted(chat_ids):  # one order, so that concurrent transactions do not deadlock
+    for chat_id in sorted(chat_ids):  # sorted, so that concurrent transactions do not deadlock
         if trash_id is None:
             trash_id = trash_chat(db, owner, chat_id)
             count += trash_id is not None
@@ -404,7 +405,7 @@ def trash_message(db: Database, owner: str, chat_id: str, message_id: str) -> st
         f"{below} UPDATE messages SET trash_id = ? WHERE owner = ? AND id IN (SELECT id FROM below)",
         (message_id, owner, trash_id, owner),
     )
-    # Queries for the shown branch follow chosen_child without checking whether that message is in the trash.
+    # The shown branch must no longer lead to a message in the trash.
     sql = "UPDATE messages SET chosen_child = NULL WHERE chosen_child = ? AND chat_id = ? AND owner = ?"
     db.execute(sql, (message_id, chat_id, owner))
     sql = "UPDATE chats SET chosen_root = NULL WHERE chosen_root = ? AND id = ? AND owner = ?"
@@ -469,7 +470,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
         )
         sql = "UPDATE chats SET chosen_root = ? WHERE id = ? AND owner = ?"
         db.execute(sql, (row["chosen_root"], chat_id, owner))
-        if row["settings"]:  # restore the settings unless they have been changed
+        if row["settings"]:  # restore the settings unless they were changed after the reset
             sql = "UPDATE chats SET settings = ? WHERE id = ? AND owner = ? AND settings = ?"
             db.execute(sql, (row["settings"], chat_id, owner, settings_text({})))
         if top is not None:
@@ -480,7 +481,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
 
 def due(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
     """Return the trash ids that were first seen at least `seconds` ago. `seen` maps ids to monotonic times."""
-    # Wall-clock time is not used: if the clock were set forward, a deletion could no longer be undone.
+    # Monotonic time is used because setting the clock forward would purge deletions that users may still undo.
     now, known = time.monotonic() if now is None else now, dict(seen)
     ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
     seen.clear()
@@ -502,7 +503,7 @@ PURGED_MESSAGES = 200  # per transaction, so that other writers need not wait lo
 
 
 def purge_piece(db: Database, trash_id: str) -> bool:
-    """Delete a part of the content of a trash id, which can then no longer be restored; return whether more is left."""
+    """Delete a part of a trash entry, which then can no longer be restored; return whether more is left."""
     row = db.execute("SELECT * FROM trash WHERE id = ?" + db.for_update, (trash_id,)).fetchone()
     if row is None:
         return False
@@ -533,7 +534,7 @@ def _thrown(db: Database, trash: Any) -> list[tuple[str, str, tuple[str, ...]]]:
     # Returns the chats of a trash id, each with a condition that selects its messages.
     if trash["kind"] == "messages":
         return [(trash["chat_id"], " AND trash_id = ?", (trash["id"],))]
-    # The chat that the trash id refers to comes last, because deleting it deletes the trash id, too.
+    # The chat in `trash.chat_id` comes last, because deleting it also deletes the row in `trash` (ON DELETE CASCADE).
     sql = "SELECT id FROM chats WHERE trash_id = ? ORDER BY id = ?"
     rows = db.execute(sql, (trash["id"], trash["chat_id"])).fetchall()
     return [(row["id"], "", ()) for row in rows]

@@ -132,6 +132,8 @@ class SQLiteAccessStore(SQLAccessStore):
 
 
 class _Lane:
+    """A thread with its own connection to the file."""
+
     def __init__(self, path: Path, name: str, patience_ms: int) -> None:
         self.thread = WorkerThreads(1, thread_name_prefix=f"notso-access-{name}")
         self._path = path
@@ -227,7 +229,7 @@ def _prepare(connection: sqlite3.Connection, patience_ms: int) -> None:
         connection.execute(f"PRAGMA {pragma}")
     if _version(connection) == len(MIGRATIONS):
         return
-    connection.execute("BEGIN IMMEDIATE")  # two processes may migrate at once
+    connection.execute("BEGIN IMMEDIATE")  # another process may migrate the file at the same time
     version = _version(connection)
     if version > len(MIGRATIONS):
         raise DataDirectoryNewerError(f"{ACCESS_FILE} was written by a newer release")

@@ -1,13 +1,13 @@
-"""SQLite connections, the lock on the data directory, and detection of damage. Runs in the writer's thread.
+"""SQLite connections, the lock on the data directory, and detection of damage.
 
 Up to version 3.51.2, SQLite can damage a WAL file if two connections write or checkpoint at the same time. Only the
 connection from `open_writer` does so; connections from `open_reader` cannot.
 
-Damage is detected without changing the database. SQLite does not report a log (WAL file) that was deleted, truncated or
-overwritten; the commits in it are just missing. Therefore, each commit increments a counter in the database, and after
-the commit is synced, the count is written to `notso.db-commits`. This file is not synced: the write survives the
-process, and after a power failure the count may be too low but never too high. If the count in the database is lower
-than that in the file, commits are missing.
+Damage is detected without changing the database. If the log (WAL file) was deleted, truncated or overwritten, SQLite
+opens the database without an error, but the commits in the log are missing. Therefore, each transaction increments a
+counter in the database, and after its commit is synced, the count is written to `notso.db-commits`. This file is not
+synced with each commit. The count in it survives a crash of the process; after a power failure, it may be too low but
+never too high. If the count in the database is lower than the count in the file, commits are missing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def open_nothing() -> sqlite3.Connection:
-    """Return an empty in-memory database to read from if the file is missing."""
+    """Return an empty in-memory database, which replaces a missing file for reads."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     connection.create_function("indexed_text", 1, indexed_text, deterministic=True)
@@ -82,7 +82,7 @@ def open_nothing() -> sqlite3.Connection:
     return connection
 
 
-def fold(connection: sqlite3.Connection) -> bool:
+def checkpoint(connection: sqlite3.Connection) -> bool:
     """Checkpoint and truncate the log; return False, without waiting, if a reader blocks this."""
     connection.execute("PRAGMA busy_timeout=0")
     try:
@@ -98,7 +98,8 @@ def copy(connection: sqlite3.Connection, target: Path) -> None:
     connection.execute("VACUUM INTO ?", (str(target),))
     copied = sqlite3.connect(target, isolation_level=None)
     try:
-        # Without a commit count, the copy can be restored even though it has fewer commits.
+        # Without a commit count, the copy is not considered damaged when it is restored beside a newer
+        # notso.db-commits.
         copied.execute("DELETE FROM facts WHERE name = 'commits'")
     finally:
         copied.close()
@@ -229,7 +230,8 @@ class Witness:
 
     def note(self, commits: int) -> None:
         with contextlib.suppress(OSError):
-            # If this fails, the old count stays in the file: less damage is detected, but the commit succeeds.
+            # If this fails, the old count stays in the file. Some damage may then go undetected, but the commit is
+            # valid.
             self._write(commits)
 
     def sync(self) -> None:
@@ -272,7 +274,7 @@ LOST = Sentence(
 
 
 def damage_of(path: Path) -> Damage:
-    """Return the damage that requires the database to be opened read-only. Does not change any file.
+    """Return the kind of damage, which requires read-only use, or '' for none. Does not change any file.
 
     Raises StorageDamagedError if the database cannot be read at all.
     """
@@ -295,8 +297,8 @@ def damage_of(path: Path) -> Damage:
             elif _is_open(reader) and not _is_sound(reader):
                 damage = _report("unsound", "failed its integrity check")
             if damage:
-                reader.execute("SELECT id FROM chats").fetchall()
-                if version < SCHEMA_VERSION:
+                reader.execute("SELECT id FROM chats").fetchall()  # raises an error if nothing can be read
+                if version < SCHEMA_VERSION:  # a damaged database cannot be migrated
                     raise StorageDamagedError(said_of(damage))
         return damage
     finally:
@@ -343,8 +345,8 @@ def keep_copy(path: Path) -> None:
     try:
         with storage_errors():
             version = int(reader.execute("PRAGMA user_version").fetchone()[0])
-            # The operator chose to continue without the missing commits. Opening the database makes SQLite discard the
-            # unusable log.
+            # By deleting notso.db-commits, the operator chose to continue without the missing commits. SQLite discards
+            # the unusable log when it opens the database for writing.
             unclean = 0 < version <= SCHEMA_VERSION and _is_open(reader) and commits_in(reader)
     finally:
         reader.close()

@@ -21,11 +21,11 @@ from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.connection import (
     DirectoryLock,
     Witness,
+    checkpoint,
     commits_acknowledged,
     commits_in,
     copy,
     damage_of,
-    fold,
     keep_copy,
     move_strange_log,
     open_nothing,
@@ -50,7 +50,7 @@ class Writer:
     def __init__(self, path: Path) -> None:
         keep_copy(path)
         self.connection = open_writer(path)
-        self.unfolded = False  # whether the log has commits that are not in the database file yet
+        self.needs_checkpoint = False  # whether the log has commits that are not in the database file yet
         try:
             with storage_errors():
                 self._commits = self._begin_counting(path)
@@ -73,16 +73,16 @@ class Writer:
             if changed:
                 self._commits += 1
                 self._witness.note(self._commits)
-                self.unfolded = True
+                self.needs_checkpoint = True
             return result
 
-    def fold(self) -> bool:
+    def checkpoint(self) -> bool:
         """Checkpoint the log unless a reader blocks this; return whether the log is empty."""
         with storage_errors():
-            if fold(self.connection):
-                self.unfolded = False
+            if checkpoint(self.connection):
+                self.needs_checkpoint = False
                 self._witness.sync()
-            return not self.unfolded
+            return not self.needs_checkpoint
 
     def copy(self, target: Path) -> None:
         with storage_errors():
@@ -92,19 +92,20 @@ class Writer:
         with contextlib.suppress(sqlite3.Error):
             self.connection.execute("DELETE FROM facts WHERE name = 'open'")
             # The database file itself must contain the final count, because the log may get lost.
-            fold(self.connection)
+            checkpoint(self.connection)
         self.connection.close()
         self._witness.close()
 
     def _begin_counting(self, path: Path) -> int:
         acknowledged = commits_acknowledged(path) or 0
         self.connection.execute("INSERT OR IGNORE INTO facts VALUES ('commits', ?)", (str(acknowledged),))
-        fold(self.connection)
+        checkpoint(self.connection)
         return commits_in(self.connection) or 0
 
 
 READ_THREADS = 4
-# Checkpoint after this time without writes, so that the log is usually empty. Running answers are saved more often.
+# Checkpoint after this time without writes, so that the log is usually empty. Running answers are saved at shorter
+# intervals, so no checkpoint slows them down.
 IDLE_SECONDS = 2.0
 
 
@@ -128,7 +129,7 @@ class SQLiteStore(SQLStore):
         self._lock: DirectoryLock | None = None
         self._writer: Writer | None = None
         self._readers: list[sqlite3.Connection] = []  # idle connections
-        self._folding: asyncio.TimerHandle | None = None
+        self._checkpoint_timer: asyncio.TimerHandle | None = None
         self.damage: Damage = ""
 
     @property
@@ -148,8 +149,8 @@ class SQLiteStore(SQLStore):
             await self._writes.run("", self._open)
 
     async def close(self) -> None:
-        if self._folding is not None:
-            self._folding.cancel()
+        if self._checkpoint_timer is not None:
+            self._checkpoint_timer.cancel()
         await self._reads.join()
         await self._reads.run("", self._close_readers)
         await self._writes.join()
@@ -157,7 +158,7 @@ class SQLiteStore(SQLStore):
         self._reads.close()
         self._writes.close()
 
-    async def refuse_company(self) -> None:
+    async def require_exclusive_use(self) -> None:
         if self.read_only:
             raise StorageDamagedError(said_of(self.damage))
         await self.write(lambda db: db.execute(_INTERRUPT))
@@ -181,25 +182,25 @@ class SQLiteStore(SQLStore):
 
     async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
         result = await self._writes.run(owner, lambda: self._require_writer().write(work))
-        self._fold_when_idle()
+        self._checkpoint_when_idle()
         return result
 
-    def _fold_when_idle(self) -> None:
-        if self._folding is not None:
-            self._folding.cancel()
-        if self._writer is not None and self._writer.unfolded:
-            self._folding = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._begin_folding)
+    def _checkpoint_when_idle(self) -> None:
+        if self._checkpoint_timer is not None:
+            self._checkpoint_timer.cancel()
+        if self._writer is not None and self._writer.needs_checkpoint:
+            self._checkpoint_timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._begin_checkpoint)
 
-    def _begin_folding(self) -> None:
+    def _begin_checkpoint(self) -> None:
         if self._writer is None:
             return
-        folding = asyncio.ensure_future(self._writes.run("", self._writer.fold))
+        running = asyncio.ensure_future(self._writes.run("", self._writer.checkpoint))
 
-        def folded(done: asyncio.Future[bool]) -> None:
+        def ended(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and not done.result():
-                self._fold_when_idle()  # a reader blocked the checkpoint; after an error, the next write retries
+                self._checkpoint_when_idle()  # a reader blocked the checkpoint; after an error, the next write retries
 
-        folding.add_done_callback(folded)
+        running.add_done_callback(ended)
 
     def _require_writer(self) -> Writer:
         if self.read_only:
@@ -344,7 +345,7 @@ class SQLiteDatabase(Database):
     def snapshot(self) -> AbstractContextManager[None]:
         return snapshot(self._connection)
 
-    def begin_much(self) -> None:
+    def begin_bulk(self) -> None:
         self.execute("PRAGMA defer_foreign_keys=ON")
 
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
@@ -381,7 +382,7 @@ class SQLiteDatabase(Database):
         for row in self.execute("SELECT term FROM vocabulary"):
             yield row["term"]
 
-    def take(self, owner: str, message_id: str) -> None:
+    def acquire(self, owner: str, message_id: str) -> None:
         pass
 
     def interrupt_expired(self, owner: str, chat_id: str) -> None:
@@ -390,7 +391,7 @@ class SQLiteDatabase(Database):
     def holds(self, message_id: str) -> bool:
         return True
 
-    def let_go(self, message_id: str) -> None:
+    def release(self, message_id: str) -> None:
         pass
 
     def forget(self, owner: str, first_message_id: str) -> None:
