@@ -189,7 +189,7 @@ class PrefixWarmup:
         finally:
             self._scheduler.remove(sequence)
             if note.prompt is None:
-                self._deprioritise(note)  # obsolete blocks that the step copied now count as recently used
+                self._deprioritize(note)  # obsolete blocks that the step copied now count as recently used
 
     def _is_worth_it(self, note: _Note) -> bool:
         # A prefill may evict at most one block of other conversations.
@@ -199,15 +199,15 @@ class PrefixWarmup:
         known = len(pool.chain(note.salt, ids))
         lacking = -(-len(ids) // BLOCK_TOKENS) - known - pool.blank
         if lacking > 0:  # obsolete reasoning and drafts are evicted first
-            lacking -= self._deprioritise(note)
+            lacking -= self._deprioritize(note)
         return lacking <= 1
 
-    def _deprioritise(self, note: _Note) -> int:
+    def _deprioritize(self, note: _Note) -> int:
         # Makes the note's obsolete blocks the next ones to evict, and returns their number.
         pool, is_draft = self._scheduler.pool, note.prompt is None
         wanted = set(pool.chain(note.salt, note.ids, with_rest=is_draft))
         chain = pool.chain(note.salt, note.spent, with_rest=is_draft)
-        return pool.deprioritise([block for block in chain[note.kept :] if block not in wanted])
+        return pool.deprioritize([block for block in chain[note.kept :] if block not in wanted])
 
 
 def _written(sequence: Sequence, generation: Generation, next_ids: Callable[[Message], list[int]]) -> list[int]:
