@@ -1,4 +1,4 @@
-"""Operations on arrays and quantized tensors, with outputs provided by the caller.
+"""Operations on arrays and quantized tensors, which write to arrays that the caller provides.
 
 Every function checks shapes, dtypes and memory layout and raises OperandError before native code runs. The content of
 arrays (row numbers, positions, blocks) is checked by native code before anything is written. native/kernel_table.h
@@ -214,9 +214,9 @@ def store_key_values(
 
     Row i goes to positions[i] of sequence sequences[i]. tables[s, t] (int32) is the block of tile t of sequence s.
     """
-    # With a format below 8 bits, each sequence's first and current tiles are also kept in 8 bits. `window` consists of
-    # the tables and the k8v8 pool for these; its tables have the same shape as `tables`. A row is written to each pool
-    # whose table has a block for its tile (-1 means none); at least one of the two tables must have one.
+    # With a format below 8 bits, each sequence's first and current tiles are also stored in 8 bits. `window` consists
+    # of the block tables and the k8v8 pool of these tiles; the tables have the same shape as `tables`. A row is written
+    # to each pool whose table has a block for the row's tile (-1: no block). At least one of the pools must have one.
     _array("k", k, np.float32, 3)
     _array("v", v, np.float32, 3)
     _same("v", v.shape, k.shape)
