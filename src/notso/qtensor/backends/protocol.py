@@ -65,7 +65,7 @@ class KeyValuePool(Protocol):
         """Write the result of `read_block`. Raises OperandError."""
 
     def block_memory(self, block: int) -> list[memoryview] | None:
-        """Return writable memory in the order of `read_block`, or None."""
+        """Return writable memory in the order of `read_block`, or None if not accessible."""
 
     def copy_block(self, source: int, target: int) -> None: ...
 

@@ -188,7 +188,6 @@ class KeyValuePool:
         self.block(block)[:] = np.frombuffer(data, np.uint8).reshape(self.kv_heads, -1)
 
     def block_memory(self, block: int) -> list[memoryview]:
-        """Return writable views of a block, in the order of `read_block`."""
         return [memoryview(head) for head in self.block(block)]
 
     def touch_block(self, block: int) -> None:
@@ -212,7 +211,7 @@ def _runs(blocks: int) -> tuple[int, int]:
 def key_value_pool(
     blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> KeyValuePool:
-    """Return a zeroed pool. Raises OperandError for invalid sizes, QTensorError if address space is lacking."""
+    """Return a zeroed pool. Raises OperandError for invalid sizes, QTensorError for lack of address space."""
     return key_value_pools(1, blocks, kv_heads, head_dim, format, large_pages=large_pages)[0]
 
 

@@ -38,7 +38,7 @@ def cpu_features() -> list[str]:
 
 
 def available_kernels() -> list[str]:
-    """Return the kernel families for this CPU, best first, always including `generic`. Results are bit-identical."""
+    """Return the kernel families for this CPU, best first, always including `generic`."""
     return list(native.available_kernels())
 
 

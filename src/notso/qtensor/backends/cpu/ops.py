@@ -111,8 +111,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
 
 def matmul(x: Floats, weight: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
     """out = x @ weight.T, with x normalized first if `norm` is given. x (L, K), weight (N, K), out (L, N) float32."""
-    # For quantized weights, each row of x is first quantized to bytes, with one scale per 256 values; sums within 256
-    # values are exact integers. Float weights are multiplied in float32.
+    # For quantized weights, each row of x is first quantized to bytes, with one scale per 256 values, or per 32 values
+    # for formats with blocks of 32. Sums over these values are exact integers. Float weights are multiplied in float32.
     _matmul(x, [(weight, out)], norm, _PLAIN)
 
 
@@ -240,7 +240,7 @@ def attention(
     out: Floats,
     window: Window | None = None,
 ) -> None:
-    """Causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
+    """Write causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
 
     Row i attends to positions 0..positions[i] of its sequence, which must have been stored.
     """

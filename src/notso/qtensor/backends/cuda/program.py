@@ -182,5 +182,5 @@ class Program:
 
 
 def power_of_two(count: int) -> int:
-    """Return the smallest power of two that is not below `count`, or 0 for 0."""
+    """Return `count` rounded up to a power of two (0 for 0)."""
     return 1 << (count - 1).bit_length() if count else 0
