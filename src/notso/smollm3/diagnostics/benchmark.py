@@ -1,8 +1,8 @@
 """Benchmark of token rates, relative to hardware ceilings measured in the same run.
 
 Decoding reads every weight and the whole cache once per token, so no engine can decode more than `read bandwidth /
-bytes read` tokens per second. Decode rates are also reported as a share of this ceiling. Rate and
-ceiling are measured within minutes of each other, because the speed of a shared machine varies.
+bytes read` tokens per second. Decode rates are also reported as a share of this ceiling. Rate and ceiling are
+measured within minutes of each other, because the speed of a shared machine varies.
 
 Prefill, decode and batches are timed through the engine's public calls. Results include a description of the machine,
 memory use and CPU steal time.
@@ -197,7 +197,7 @@ class GenerationWatch:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._seen = 0
-        self._lock = threading.Lock()  # the first call may come from the subscribing thread
+        self._lock = threading.Lock()  # both the subscribing thread and the engine thread may call `_note`
         self.times: list[float] = []
         generation.subscribe(self._note)
 

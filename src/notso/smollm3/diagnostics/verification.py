@@ -7,8 +7,8 @@ There are four checks:
 - The tokenizer and the chat template are constructed as for an engine.
 - For every tensor, the native kernels compute a product x w. It is compared with the float64 product of the dequantized
   weights and, for quantized formats, with the product of the numpy reference, which must be bit-identical. A row's
-  error is relative to |x| |w|, the largest possible product, so that products near zero do not have
-  large errors.
+  error is relative to |x| |w|, the largest possible product, so that products near zero do not have large
+  errors.
 
 The fingerprint is a short hash of what a model computes. It is the same on every machine, kernel family and device, so
 a different fingerprint means a different file, cache format or release, or a fault.

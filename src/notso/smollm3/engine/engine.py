@@ -467,7 +467,8 @@ class Engine:
     ) -> list[Completion]:
         """Answer several conversations concurrently; return the answers in the same order.
 
-        All are validated before the first starts. Raises the same errors as `chat`; a failed answer stops the others.
+        All conversations are validated before the first answer starts. Raises the same errors as `chat`; a failed
+        answer stops the others.
         """
         if isinstance(conversations, str | Mapping | Message):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
@@ -495,8 +496,8 @@ class Engine:
     ) -> Completion:
         """Continue text or token ids without chat template, roles or reasoning.
 
-        A model trained for conversations may end a text immediately, so that its continuation is empty; use `chat` for
-        an answer. Raises the same errors as `chat`.
+        A model trained for conversations may end a text immediately; use `chat` for an answer. Raises the same errors
+        as `chat`.
         """
         sampling, asked = settings_of(params, options, settings)
         with AnswerStream(self.submit(text, sampling, asked)) as answer:
@@ -553,7 +554,7 @@ class Engine:
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """Prefill an unsent prompt while idle, replacing the owner's previous one. Nothing is written to disk.
+        """Prefill an unsent prompt while idle. It replaces the owner's previous one. Nothing is written to disk.
 
         Raises the same errors as `submit`.
         """

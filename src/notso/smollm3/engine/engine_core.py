@@ -299,7 +299,7 @@ class EngineCore:
             self._offload.close()
 
     def _take(self, request: Request) -> None:
-        if request.is_over and request.output.tokens:  # its replay is a complete answer
+        if request.is_over and request.output.tokens:  # the replayed answer is already complete
             request.generation.write([*request.initial_events, *request.first_events()])
             self._requests[request.sequence] = request
             self._end(request, "length")
@@ -549,10 +549,7 @@ class BackgroundWork:
 
 
 class ContextLogits:
-    """Computes the logits of one context at a time, without cached blocks.
-
-    batch_index: a row of the block table that no request uses.
-    """
+    """Computes one context at a time without cached blocks. `batch_index`: an unused row of the block table."""
 
     def __init__(self, core: EngineCore, batch_index: int, vocab_size: int) -> None:
         self._core = core

@@ -124,15 +124,15 @@ def plan_engine(
 ) -> EnginePlan:
     """Choose the settings that are not given so that the plan fits in memory. Given settings are not reduced.
 
-    context_tokens: values above the model's maximum are replaced by the maximum. None: up to 8,192, in steps of 1,024,
-        at least 2,048 (or the trained context if smaller).
+    context_tokens: capped at the model's maximum. None: up to 8,192, in steps of 1,024, at least 2,048 (or the trained
+        context if smaller).
     document_tokens: if context_tokens is None, the desired context of prompts with a fixed prefix. Reduced, in steps of
         1,024, to the trained context and to half of the remaining memory. Does not affect other choices.
     kv: "auto": k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it. With `fine_weights`
         (floats or 8 bits): f16 up to 32,768 tokens, k8v8 beyond.
     kept: KV format chosen earlier, which takes precedence.
     max_num_seqs: None: up to 16.
-    mapped_bytes: size of weights that are already mapped.
+    mapped_bytes: size of the mapped weights.
     beside_bytes: planned size of other engines. If given, the default settings are not reduced to fit.
 
     Raises InvalidRequestError for values out of range, and OutOfMemoryError, which names the memory needed and

@@ -84,7 +84,7 @@ class KVOffload:
         self._chats = chats
         self._of_chats = self._files, self._windows
         self._stores = [*chats, *self.readings.stores]
-        self._offers: dict[int, _Offer] = {}  # by block, so there is at most one per block
+        self._offers: dict[int, _Offer] = {}  # by block: a new offer replaces an older one
         # (hash, is_partial) of a block that could not be loaded -> time until which it is ignored
         self._lacking: dict[tuple[bytes, bool], float] = {}
 
@@ -293,7 +293,7 @@ class KVOffload:
 
 
 class Readings:
-    """Blocks of the pinned readings of all models on disk. `windows` is None if the KV format has none."""
+    """Pinned readings of all models on disk. `windows` is None if the KV format has none."""
 
     def __init__(
         self, folder: Path, cache_version: bytes, block_bytes: int, window_bytes: int, budget_bytes: int
@@ -328,7 +328,7 @@ class Readings:
         return len(blocks), sum(blocks) + sum(map(sum, windows))
 
     def make_room(self, reading: bytes, blocks: int, unwritten: int) -> bool:
-        """Evict other readings until `unwritten` of the reading's `blocks` fit; return False if they cannot."""
+        """Evict other readings until `unwritten` of `blocks` blocks fit; return False if they cannot."""
         block, window = (0 if files is None else _file_bytes(files) for files in (self.files, self.windows))
         if blocks * block + window > self._budget_bytes:
             if not self._has_warned:

@@ -1,12 +1,12 @@
 """Low-rank adapters: y = W x + B (A x), with W unchanged.
 
-Adapters are not merged, so that the base stays quantized and steps can mix adapters.
+Adapters are not merged into W, so that W stays quantized and a step can compute sequences with different adapters.
 
 Adapters are read from llama.cpp's GGUF files and PEFT folders. An unsupported setting that would change the results
 raises an error that names the setting. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
 
-The settings in PEFT's `adapter_config.json` are checked against an allow-list: a setting is either applied as PEFT
-applies it at load time, or has no effect on inference at the allowed values; all others are rejected. Source: PEFT
+The settings in PEFT's `adapter_config.json` are checked against an allow-list. An allowed setting is either applied as
+PEFT applies it at load time, or has a value that does not affect inference. All others are rejected. Source: PEFT
 0.21.2, LoraConfig, tuners_utils.check_target_module_exists and LoraLayer.update_layer;
 `tests/smollm3/tuning/test_peft_settings.py` compares the list with the installed PEFT.
 """
@@ -98,7 +98,7 @@ HARMLESS = frozenset(
         # training only, and parameters of initialization methods
         *("inference_mode", "lora_dropout", "velora_config", "monteclora_config"),
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
-        # for kinds of layers and models that SmolLM3 lacks, and for unsupported methods
+        # for layers and models of other kinds, and for unsupported methods
         *("fan_in_fan_out", "ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config"),
     }
 )
@@ -143,7 +143,8 @@ class PeftConfig:
     lora_alpha: float
     use_rslora: bool
     draws_missing: bool  # whether PEFT initializes missing tensors at random
-    adapts: Callable[[str, int], bool]  # whether a module, such as `model.layers.0.mlp.up_proj`, of a layer is adapted
+    # Whether a module (such as `model.layers.0.mlp.up_proj`) is adapted, given its name and layer.
+    adapts: Callable[[str, int], bool]
     _ranks: Sequence[tuple[Callable[[str], bool], Any]]
     _alphas: Sequence[tuple[Callable[[str], bool], Any]]
 

@@ -70,7 +70,7 @@ class ModelRunner:
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
         """Run a step. Return each chunk's logits (sampled rows, vocab), valid until the next step.
 
-        Returns None if `go_on(layer)`, which only uncaptured steps call, is False. `once`: do not capture.
+        Only steps that are not captured call `go_on(layer)`; if it is False, returns None. `once`: do not capture.
         """
         order = sorted(range(len(chunks)), key=lambda number: _adapter_key(chunks[number]))
         if order != list(range(len(chunks))):  # rows of one adapter must be contiguous

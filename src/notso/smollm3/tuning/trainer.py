@@ -1,6 +1,6 @@
 """LoRA training with TRL and PEFT, which can be resumed from checkpoints.
 
-This is the only module that uses these optional libraries. It imports them when training starts.
+Only this module uses these optional libraries. It imports them when training starts.
 """
 
 from __future__ import annotations
