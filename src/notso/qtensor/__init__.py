@@ -1,4 +1,4 @@
-"""Quantized tensors and the devices that multiply them, independent of any model.
+"""Quantized tensors and the devices that compute with them, independent of any model.
 
 The names below form the public interface of this layer. Errors, formats and memory limits are imported eagerly; names
 that need arrays or kernels are imported on first access.

@@ -1,6 +1,6 @@
 """Bounds-checked access to a GGUF file's bytes; no other module indexes them.
 
-The checks are necessary because NumPy and memoryview silently truncate slices past the end.
+The checks are necessary because NumPy and memoryview silently truncate slices that extend past the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from notso.qtensor.errors import GGUFError
 
-MAX_STRING_BYTES: Final = 1 << 20  # GG3; see gguf.py for these numbers
+MAX_STRING_BYTES: Final = 1 << 20  # GG3, the number of a rule (see gguf.py)
 _DECODE_BYTES: Final = 1 << 20  # bytes decoded at a time, so that memory use does not depend on declared sizes
 
 _U32: Final = struct.Struct("<I")
@@ -90,7 +90,8 @@ def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: st
     ends = np.empty(count, np.int64)
     unpack, limit = _U64.unpack_from, MAX_STRING_BYTES
     position, last = start, end - 8
-    # No other loop runs as often as the file declares. Each round consumes 8 bytes or fails, so it ends with the file.
+    # The file declares the number of iterations. Each iteration consumes at least 8 bytes or fails, so the loop cannot
+    # run past the end of the file.
     for i in range(count):
         if position > last:
             raise GGUFError(f"the file ends inside string {i} of {count}", field=field, offset=position)

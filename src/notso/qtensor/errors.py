@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Limit of a message, a few lines on a screen: values quoted from a file may have megabytes.
+# Maximum length of a message, a few lines on a screen. Values quoted from a file could otherwise add megabytes.
 MAX_MESSAGE_CHARACTERS = 600
 
-# Limit per quoted value, so that the rest of the message remains visible.
+# Maximum length of one quoted value, so that the rest of the message is not cut off.
 MAX_QUOTED_CHARACTERS = 80
 
 
@@ -59,7 +59,8 @@ def name_file(error: BaseException | None, path: object) -> None:
     """Set `path` of an error that is about a file and has no path yet."""
     if isinstance(error, NotsoError) and error.is_about_a_file and error.path is None:
         error.path = str(path)
-        error.add_note(f"in {path}")  # for tracebacks; messages contain no paths, because they may reach users
+        # The note is for tracebacks. Messages contain no paths, because users of a server may see them.
+        error.add_note(f"in {path}")
 
 
 class QTensorError(NotsoError):

@@ -1,4 +1,4 @@
-"""Supported block formats, names of unsupported ones, and KV cache formats. This is the only list of them in Python.
+"""Supported block formats, names of unsupported ones, and KV cache formats. No other Python module lists them.
 
 Rows consist of blocks of `block_values` values in `block_bytes` bytes. `reference/blocks.py` (readable) and
 `native/blocks.h` (fast) define the layouts.
@@ -18,7 +18,7 @@ from notso.qtensor.errors import OperandError
 
 KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 
-TILE_POSITIONS = 128  # positions per block
+TILE_POSITIONS = 128  # positions per block of a KV cache; a sequence's positions in one block are a tile
 
 # Up to this head dimension, integer sums are exact for all KV formats other than f16.
 MAX_BYTE_DIM = 1024
@@ -35,7 +35,7 @@ class KVBits:
 
     @property
     def is_low_bit(self) -> bool:
-        """Whether each sequence's first and last tiles are also kept in a k8v8 pool."""
+        """Whether each sequence's first and last tiles are also stored in a k8v8 pool."""
         return min(self.key, self.value) < 8
 
     def pair_bytes(self, head_dim: int) -> int:

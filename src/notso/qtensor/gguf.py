@@ -1,4 +1,4 @@
-"""Reader of GGUF files, versions 2 and 3. Files are mapped, and no size that a file declares is allocated unchecked.
+"""Reader of GGUF files, versions 2 and 3. Files are memory-mapped; declared sizes are checked before allocations.
 
 A file is a header, metadata entries, tensor descriptions, padding, and tensor bytes:
 
@@ -10,8 +10,8 @@ A file is a header, metadata entries, tensor descriptions, padding, and tensor b
 Numbers are little-endian; a string is a u64 length followed by UTF-8.
 """
 
-# Comments such as GG1 are numbers of rules about invalid files, which tests/qtensor checks. The layer above checks
-# whether the entries describe a usable model.
+# GG1 and so on are the numbers of rules that valid files follow; tests in tests/qtensor break each of them.
+# The layer above checks whether the entries describe a usable model.
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ARRAY_TYPES: Final[dict[int, np.dtype[Any]]] = {number: np.dtype("<" + code) for
 
 
 class TextSpan:
-    """A long string, decoded on access, because decoding can take four times its size (GG12)."""
+    """A long string, decoded on access, because decoded text can take four times as much memory (GG12)."""
 
     def __init__(self, raw: memoryview) -> None:
         self._raw = raw
@@ -101,7 +101,7 @@ class Metadata(Mapping[str, Any]):
         return self._decoded[key]
 
     def release(self) -> None:
-        """Drop decoded values, often megabytes; they can be read again."""
+        """Drop decoded values, often megabytes; the next access decodes them again."""
         self._decoded.clear()
 
     def __iter__(self) -> Iterator[str]:
@@ -124,7 +124,8 @@ class GGUFFile:
 
     def __init__(self, path: Path, mapping: mmap.mmap, status: os.stat_result) -> None:
         self.path = path
-        self.status = status  # result of fstat: describes the open file even if its name now belongs to another file
+        # The result of fstat describes the open file even if its path now refers to another file.
+        self.status = status
         self.size_bytes = len(mapping)
         self._mapping = mapping
         cursor = Cursor(memoryview(mapping))  # views keep the mapping and its descriptor alive
@@ -152,7 +153,7 @@ class GGUFFile:
         except OSError as error:
             raise GGUFError(f"cannot be opened: {error.strerror}") from error
         try:
-            status = os.fstat(descriptor)  # GG15: the open file's size; another file may have its name by now
+            status = os.fstat(descriptor)  # GG15: not stat, because the path may now refer to another file
             if status.st_size < len(MAGIC):
                 raise GGUFError(f"{status.st_size} bytes are too few for a GGUF file", field="magic", offset=0)
             try:
@@ -169,7 +170,8 @@ class GGUFFile:
         self.tensors = MappingProxyType({})
 
     def release(self, tensor: QTensor) -> None:
-        # Tensors outside this mapping are ignored.
+        # Removes the tensor's pages from memory; the system reads them from the file again if they are accessed. Does
+        # nothing for tensors outside this mapping, such as copies.
         page = mmap.PAGESIZE
         start = tensor.data.ctypes.data - np.frombuffer(self._mapping, np.uint8).ctypes.data
         first, end = -(-start // page) * page, (start + tensor.nbytes) // page * page

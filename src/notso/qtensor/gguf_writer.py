@@ -1,10 +1,10 @@
 """Writer of GGUF version 3 with typed metadata and streamed tensors; the file appears only when complete.
 
     with GGUFWriter(path) as writer:
-        writer.add_uint32("demo.size", 3)
+        writer.add("demo.size", 3, "uint32")
         writer.add_tensor("weight", (2, 256), Q4_K, lambda: chunks())
 
-Tensor data is not held in memory; it is read while the file is written, at the end of the `with` block.
+Tensor data is not stored in memory: it is read when the file is written, at the end of the `with` block.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class GGUFWriter:
         return header + bytes(_padding(len(header)))
 
     def write(self) -> None:
-        # The name is unique, because another thread may write the same file.
+        # The temporary name is unique, because another thread may write a file to the same path.
         temporary = self.path.with_name(f".{self.path.name[:200]}.{uuid.uuid4().hex}.part")
         try:
             with temporary.open("xb") as file:

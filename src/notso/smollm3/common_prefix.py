@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def common_length(a: Sequence[object], b: Sequence[object]) -> int:
-    """Return the length of the common prefix."""
+    """Return the number of equal leading items."""
     count = 0
     for ours, theirs in zip(a, b, strict=False):
         if ours != theirs:

@@ -30,7 +30,7 @@ LIMITS = {
     "rope.scaling.original_context_length": (1, 1_048_576),
 }
 
-# Accepted range of each float key. Beyond these a power or logarithm of the value overflows.
+# Accepted range of each float key. Outside these ranges, powers or logarithms of the value could overflow.
 FLOAT_LIMITS = {
     "attention.layer_norm_rms_epsilon": (1e-12, 1.0),
     "rope.freq_base": (2.0, 1e12),
@@ -40,8 +40,8 @@ FLOAT_LIMITS = {
     "rope.scaling.yarn_beta_slow": (1e-3, 1e6),
 }
 
-# Values of `rope.scaling.*` keys that have no effect, whether or not the file specifies YaRN. YaRN is the method that
-# extends the context beyond the trained length.
+# YaRN extends the context beyond the trained length. In files with and without YaRN, the `rope.scaling.*` keys below
+# are accepted if they have these values, which do not affect the result.
 NEUTRAL_SCALING = {
     **{"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True},
     **{"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0},
@@ -51,9 +51,10 @@ _YARN_KEYS = {
     *("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_truncate"),
 }
 
-# Rotary position embedding rotates pairs of values. YaRN slows down the rotation of slow pairs and leaves that of fast
-# pairs unchanged; between them, it interpolates (the ramp). This key tells whether the ends of the ramp are rounded to
-# whole pairs. It is specific to this project; llama.cpp always rounds them.
+# Rotary position embedding rotates pairs of values, each pair at its own speed. YaRN slows down the slow pairs, leaves
+# the fast pairs unchanged, and interpolates linearly between these two groups (the ramp). This key specifies whether
+# the start and the end of the ramp are rounded to pair indices. It is specific to this project: llama.cpp always rounds
+# them.
 TRUNCATE_KEY = "rope.scaling.yarn_truncate"
 
 YARN_FACTOR = 2.0
@@ -61,7 +62,7 @@ YARN_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True)
 class YarnRamp:
-    """Range of YaRN's ramp, and an additional factor on cosine and sine."""
+    """Start and end of YaRN's ramp, and an additional factor for cosine and sine."""
 
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -73,8 +74,8 @@ class YarnRamp:
 class SmolLM3Config:
     """Model dimensions and constants; `max_position_embeddings` in tokens."""
 
-    # As in Hugging Face's configuration, `no_rope_layers` is the opposite of its name: 1 means that the layer has
-    # rotary position embedding.
+    # `no_rope_layers` is named as in Hugging Face's configuration, but 1 means that the layer does have rotary position
+    # embedding.
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -86,9 +87,10 @@ class SmolLM3Config:
     rms_norm_eps: float
     rope_theta: float
     no_rope_layers: tuple[int, ...]
-    # YaRN's factor and the original context if the file specifies YaRN, which then applies to every context length.
+    # YaRN's factor and the original context in tokens; None if the file does not specify YaRN. If it does, YaRN applies
+    # to every context length.
     yarn_of_file: tuple[float, int] | None = None
-    # Left out of repr(), which kv/model_identity.py uses together with the frequencies to identify cached prefixes.
+    # Not in repr(): kv/model_identity.py hashes repr() and the RoPE frequencies, and these already depend on the ramp.
     yarn_ramp: YarnRamp = field(default=YarnRamp(), repr=False)
 
     @classmethod
@@ -142,19 +144,19 @@ class SmolLM3Config:
     @property
     def max_context_tokens(self) -> int:
         if self.yarn_of_file is None:
-            # Longer contexts have not been tested with YaRN.
+            # YaRN has not been tested with larger factors.
             return int(YARN_FACTOR * self.max_position_embeddings)
         factor, original = self.yarn_of_file
         return max(self.max_position_embeddings, int(factor * original))
 
     def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:
-        """Return the rotation angle of each pair per position, and the factor on cosine and sine."""
+        """Return each pair's rotation per position in radians, and the factor for cosine and sine."""
         half = self.head_dim // 2
         plain = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(half)]
         factor, original = self.yarn_of_file or (YARN_FACTOR, self.max_position_embeddings)
-        # Within the trained context, the frequencies are theta^(-2i/D). Beyond it, YaRN with factor 2 halves the slow
-        # ones (transformers' _compute_yarn_parameters; Peng et al. 2023, section 3.2). If the file specifies YaRN, it
-        # applies at every length, as in transformers and llama.cpp.
+        # Within the trained context, the frequencies are theta^(-2i/D). For longer contexts, YaRN with factor 2 halves
+        # the low frequencies (transformers' _compute_yarn_parameters; Peng et al. 2023, section 3.2). If the file
+        # specifies YaRN, it applies at every length, as in transformers and llama.cpp.
         if self.yarn_of_file is None and context_tokens <= original:
             return plain, 1.0
         yarn = self.yarn_ramp
@@ -174,7 +176,7 @@ class SmolLM3Config:
 
 
 def yarn_attention_factor(factor: float) -> float:
-    """Return YaRN's factor on cosine and sine (Peng et al. 2023, section 3.4)."""
+    """Return YaRN's factor for cosine and sine (Peng et al. 2023, section 3.4)."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 

@@ -10,6 +10,7 @@ NotsoError
     │   └── UnknownOptionError   no setting has this name; also a TypeError
     ├── OutOfMemoryError         the plan exceeds the available memory
     ├── EngineError              the engine failed on this answer
+    │   └── EngineLostError      the engine was lost; another one can continue the answer
     └── DownloadError            a download failed or does not match its published hash
         └── NoSpaceError         the disk is full, or too small for the download
 """
@@ -52,15 +53,15 @@ class InvalidRequestError(ModelError, ValueError):
 
 
 def require(holds: bool, name: str, what: str) -> None:
-    """Raise InvalidRequestError, "NAME must be WHAT", unless `holds`."""
+    """Raise InvalidRequestError ("NAME must be WHAT") unless `holds`."""
     if not holds:
         raise InvalidRequestError(f"{name} must be {what}", param=name)
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt exceeds the context. `at_least`: its tokens were counted only in part."""
+    """The prompt exceeds the context. With `at_least`, only part of it was counted."""
 
-    # Clients that shorten conversations match the first words of the message.
+    # Clients that shorten conversations recognize this error by the first words of its message.
     def __init__(self, needed_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
         needed = f"at least {needed_tokens:,}" if at_least else f"{needed_tokens:,}"
         message = f"prompt is too long: it needs {needed} tokens, but the context is {context_tokens:,}"

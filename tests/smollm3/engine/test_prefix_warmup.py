@@ -359,7 +359,7 @@ def test_a_chain_of_blocks_and_who_goes_first() -> None:
     for block in (blocks[1], blocks[0]):
         cache.free(block)
     assert (cache.blank, cache.available) == (1, 3)
-    assert cache.deprioritise(blocks) == 2, "one of them is in use"
+    assert cache.deprioritize(blocks) == 2, "one of them is in use"
     assert [cache.allocate() for _ in range(3)][1:] == [blocks[1], blocks[0]]
 
 

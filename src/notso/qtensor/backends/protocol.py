@@ -38,7 +38,7 @@ class RMSNorm:
 
 
 class Program(Protocol):
-    """Captured operations, which read their arrays on each run."""
+    """Captured operations. Each run uses the current values of their arrays."""
 
     def __len__(self) -> int: ...
 
@@ -65,7 +65,7 @@ class KeyValuePool(Protocol):
         """Write the result of `read_block`. Raises OperandError."""
 
     def block_memory(self, block: int) -> list[memoryview] | None:
-        """Return writable memory in the order of `read_block`, or None."""
+        """Return writable memory in the order of `read_block`, or None if not accessible."""
 
     def copy_block(self, source: int, target: int) -> None: ...
 
@@ -111,7 +111,7 @@ class Backend(Protocol):
     def empty(self, rows: int, columns: int) -> Array: ...
 
     def upload(self, values: Host) -> Array:
-        """Return contiguous `values` as an array; the caller gives up ownership."""
+        """Return contiguous `values` as an array; the caller must not change them later."""
 
     def write(self, array: Array, values: Numbers) -> None: ...
 

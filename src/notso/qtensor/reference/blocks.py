@@ -4,10 +4,11 @@
 `quantize` creates blocks. Arrays of blocks are (n, block_bytes) uint8; fields are little-endian; d, dmin and m are
 float16 in the file and float32 here. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
-Quantization to super-blocks searches for block scales that minimize sum(w * (block value - x)^2), where w is the
-importance of each value. The search tries several scales around the one that maps the largest value to the largest
-integer, fits each scale to the resulting integers by least squares, and keeps the best. Then minima are fitted again to
-the stored scales, and finally d and dmin of a super-block to all of its integers.
+Super-blocks consist of groups of values, each with an integer scale. Quantization searches for scales that minimize
+sum(w * (block value - x)^2), where w is the importance of each value. For each group, it tries several scales near the
+one that maps the largest value to the largest integer, fits each of them to the resulting integers by least squares,
+and keeps the best. Then it fits the minima to the rounded scales, and finally d and dmin of each super-block to all of
+its integers.
 
 The search works on arrays (values per group, groups), in which each group is a column, so that sums over a group are
 evaluated in a fixed order that does not depend on other groups.
@@ -25,8 +26,8 @@ from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format, row_bytes
 from notso.qtensor.reference import unpacked_blocks
 
-# The search maps a group's largest value to the largest integer plus each of these. With signed integers, it maps the
-# value of largest magnitude to -32 plus each of the second list.
+# The search maps a group's largest value to the largest integer plus each of STRETCHES. With signed integers, it maps
+# the value of largest magnitude to -32 plus each of SIGNED_STRETCHES.
 STRETCHES = np.linspace(-1.0, 1.0, 9)
 SIGNED_STRETCHES = np.linspace(-1.0, 3.0, 13)
 
@@ -145,7 +146,7 @@ def signed_super_blocks(x: Floats, w: Floats) -> tuple[Floats, Integers, Integer
         q = np.clip(np.rint(groups * inverse), -32, 31)
         sum_qx = (q * wx).sum(axis=0)
         scale = sum_qx * _reciprocal((weights * q * q).sum(axis=0))
-        gain = sum_qx * scale  # by how much the error is smaller than with a scale of zero
+        gain = sum_qx * scale  # reduction of the error, compared with a scale of zero
         better = gain > best_gain
         best_gain, best_scale = np.where(better, gain, best_gain), np.where(better, scale, best_scale)
     scale = best_scale.reshape(-1, 16)
@@ -172,7 +173,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[Any]
 
 MAX_HALF = 65504.0  # the largest float16
-LARGEST = {F32: 3.4028235e38, BF16: 3.3895314e38}  # largest value; for every other format, it is MAX_HALF
+LARGEST = {F32: 3.4028235e38, BF16: 3.3895314e38}  # largest value; MAX_HALF for all other formats
 CHUNK_VALUES = 1 << 20  # values per chunk; bounds the size of temporary arrays
 
 
@@ -226,9 +227,9 @@ def _half(b: Bytes, start: int) -> Floats:
 
 def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     """Unpack (n, 12) bytes to (n, 8) scales and mins."""
-    # The low six bits of the first four bytes are four scales, and those of the next four bytes are four mins. The last
-    # four bytes hold the low nibbles of the other scales and mins, and the top bits of the first eight bytes hold the
-    # upper two bits of these.
+    # Scales and mins have six bits. The first four scales are in the low bits of bytes 0 to 3, and the first four mins
+    # in those of bytes 4 to 7. The last four scales and mins are split: their lower four bits are the low (scales) and
+    # high (mins) nibbles of bytes 8 to 11, and their upper two bits are the top bits of bytes 0 to 3 and 4 to 7.
     first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     mins = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
@@ -236,7 +237,7 @@ def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
 
 
 def _unpack_nibbles(qs: Integers, width: int) -> Integers:
-    # Each run of `width` bytes contains first `width` values, in the low nibbles, then `width` more, in the high ones.
+    # The low nibbles of each run of `width` bytes are `width` values, and the high nibbles are the next `width` values.
     runs = qs.reshape(len(qs), -1, 1, width)
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
 
@@ -272,7 +273,7 @@ def unpack_q8_0(b: Bytes) -> SmallBlocks:
 
 
 def unpack_q4_0(b: Bytes) -> SmallBlocks:
-    """Unpack (n, 18): d[2] qs[16], nibbles minus 8."""
+    """Unpack (n, 18): d[2] qs[16]; q is a nibble minus 8."""
     return SmallBlocks(_half(b, 0), np.zeros(len(b), np.float32), _unpack_nibbles(b[:, 2:].astype(np.int32), 16) - 8)
 
 
@@ -417,7 +418,7 @@ _BYTES: dict[Format, Callable[[Floats], Bytes]] = {
 }
 _SEARCHED: dict[Format, Callable[[Floats, Floats], Bytes]] = {Q4_K: _pack_q4_k, Q5_K: _pack_q5_k, Q6_K: _pack_q6_k}
 SEARCHED_VALUES = 1 << 17  # values per chunk of a search, so that a chunk stays in the CPU cache
-# Minimum importance relative to the mean: a weight that did not matter for the measured text may matter for others.
+# Minimum importance relative to the mean: a weight that was unimportant in the measured text may matter in other texts.
 LEAST_IMPORTANCE = np.float32(1e-3)
 
 
@@ -426,7 +427,8 @@ def quantize(
 ) -> Bytes:
     """Quantize (..., cols) float32 to (..., row_bytes) uint8, minimizing errors weighted by `importance` (cols,).
 
-    Raises OperandError for a read-only format, incomplete blocks, NaN, infinity, or values out of the format's range.
+    Raises OperandError for a format that is only read, incomplete blocks, NaN, infinity, or values out of the format's
+    range.
     """
     # Simple formats round to nearest; only super-blocks search for scales, and use `importance`.
     if format not in _BYTES and format not in _SEARCHED:

@@ -1,7 +1,7 @@
 """KV formats of 8 bits or less and attention over them, bit-identical to the kernels.
 
-A head's vector is rotated, and each value is rounded to a level, an integer in -127..127, times the vector's
-half-precision scale. At 8 bits every integer is a level; formats of fewer bits have a table of levels fitted to a
+A head's vector is rotated, and each of its values is rounded to a level (an integer in -127..127) times the vector's
+half-precision scale. With 8 bits, every integer is a level; formats with fewer bits have a table of levels fitted to a
 Gaussian (Lloyd 1957, Max 1960).
 
 Blocks hold 128 positions, packed as native/cache_format.h defines. Shapes: L rows, S positions, H query heads, KH
@@ -50,7 +50,7 @@ def rotate(x: Floats) -> Floats:
         pairs = y.reshape(*x.shape[:-1], -1, 2, width)
         first, second = pairs[..., 0, :], pairs[..., 1, :]
         y = np.stack([first + second, first - second], axis=-2).reshape(x.shape)
-        if width == 8:  # now the sixteen lanes of a vector are combined: the kernels scale at the same point
+        if width == 8:  # scale once the sixteen lanes of a vector are combined, at the same point as the kernels
             y = y * (np.float32(1) / np.sqrt(np.float32(size)))
         width *= 2
     return np.asarray(y, np.float32)

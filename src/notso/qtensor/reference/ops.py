@@ -1,8 +1,8 @@
 """Reference implementation of all operations in numpy.
 
-`matmul_q8k` does the same float operations as the kernels and is bit-identical to them; the other functions compute in
-float64, round once, and are compared with tolerances. Shapes: M or L rows, K inputs, N outputs, S stored positions, H
-query heads, KH key heads, D head size.
+`matmul_q8k` does the same float operations as the kernels, so its results are bit-identical to theirs. Most other
+functions compute in float64 and round once; their results are compared with tolerances. Shapes: M or L rows, K inputs,
+N outputs, S stored positions, H query heads, KH key heads, D head size.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     #   Q6_K         f = float(sum q sc x) * d;  acc = fma(f, dx, acc)
     #   Q8_0, Q4_0   f = 0; for each 32 of the 256: f = fma(float(sum q x), d * dx, f);  acc = acc + f
     #   Q4_1         the same, with f = fma(float(sum x) * dx, m, f) after each 32
-    #   others       as Q4_K (Q2_K), Q6_K (256 per block), Q8_0 or Q4_1 (Q5_1; 32 per block): `unpacked_blocks.py`
+    #   others       Q2_K as Q4_K; Q5_1 as Q4_1; else as Q6_K (256 values per block) or Q8_0 (32): `unpacked_blocks.py`
     _check_matmul(x, weight)
     _need(not weight.format.is_float, f"{weight.format.name} has no integer blocks")
     x = np.ascontiguousarray(x)
@@ -139,7 +139,8 @@ def _small_sums(x: blocks.Q8x32Blocks, format: Format, packed: blocks.Bytes, row
 
 
 def _exact_dot(x: npt.NDArray[Any], w: npt.NDArray[Any]) -> Floats:
-    # float64 represents the sums exactly (they are far below 2^53), and numpy multiplies it faster than integers.
+    # float64 represents the sums exactly (they are far below 2^53), and numpy multiplies float64 matrices faster than
+    # integer matrices.
     sums: Doubles = x.astype(np.float64) @ w.astype(np.float64).T
     return sums.astype(np.float32)
 

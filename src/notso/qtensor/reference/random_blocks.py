@@ -46,7 +46,7 @@ _MEAN_4, _STD_4 = 7.5, 4.61
 _MEAN_5, _STD_5 = 15.5, 9.23
 _STD_6 = 18.47
 _STD_8 = 73.9
-# Format -> mean and standard deviation of the values of a block of random bytes with d = 1 and without minima, which
+# Format -> mean and standard deviation of the values of a block of random bytes with d = 1 and zero minima. The minima
 # are then chosen so that the mean becomes 0.
 _OTHERS: dict[Format, tuple[float, float]] = {
     Q5_0: (0.0, 9.23),
@@ -119,7 +119,7 @@ def _random_halves(format: Format, count: int, rng: np.random.Generator, std: fl
     d = rng.uniform(0.7, 1.3, count).astype(np.float32) * np.float32(std / deviation)
     if format == Q5_1:
         return np.stack([d, d * np.float32(-mean)], axis=1)
-    if format == Q2_K:  # `mean` includes the scales, whose average is 7.5, as is that of the mins
+    if format == Q2_K:  # `mean` includes the average scale, 7.5; the average of the mins is 7.5, too
         return np.stack([d, d * np.float32(mean / 7.5)], axis=1)
     signed: Floats = d * rng.choice(np.array([-1, 1], np.float32), count)
     return signed[:, None]

@@ -4,8 +4,8 @@ This is the numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arr
 uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
 Grids (the lookup tables of the IQ formats) are packed as in `native/kernels/portable/grid_codes.h`; a test compares
-both. A row of a grid consists of indices into the format's levels, which are in ascending order: eight indices of two
-bits (IQ1, IQ2), or four of four bits (IQ3). Source: ggml's `ggml-common.h`.
+both. A row of a grid consists of eight 2-bit indices (IQ1, IQ2) or four 4-bit indices (IQ3) into the format's levels,
+which are in ascending order. Source: ggml's `ggml-common.h`.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _signs(bits: Integers) -> Integers:
 
 
 def _even(seven: Integers) -> Integers:
-    # Only seven sign bits are stored: the eighth is such that the number of set bits is even.
+    # Only seven of eight sign bits are stored. The eighth is chosen so that the number of set bits is even.
     parity: Integers = seven
     for shift in (4, 2, 1):
         parity = parity ^ parity >> shift

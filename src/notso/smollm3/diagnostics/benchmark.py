@@ -1,8 +1,8 @@
 """Benchmark of token rates, relative to hardware ceilings measured in the same run.
 
-Decoding reads every weight and the whole cache once per token, so `read bandwidth / bytes read` is an upper bound on
-the tokens per second of any engine. A rate is only meaningful as a share of that ceiling, and only if both are measured
-within minutes of each other.
+Decoding reads every weight and the whole cache once per token, so no engine can decode more than `read bandwidth /
+bytes read` tokens per second. Decode rates are also reported as a share of this ceiling. Rate and ceiling are
+measured within minutes of each other, because the speed of a shared machine varies.
 
 Prefill, decode and batches are timed through the engine's public calls. Results include a description of the machine,
 memory use and CPU steal time.
@@ -75,7 +75,7 @@ class EngineMeter:
         words = [i for i, text in texts.items() if text.isascii() and text.isalpha()]
         # With whole words only, every token yields an event immediately; incomplete characters would be held back.
         self._only_words = dict.fromkeys(words[:WORDS], WORD_BIAS)
-        self._laid: dict[int, list[int]] = {}
+        self._contexts: dict[int, list[int]] = {}
 
     def measure(self, task: Task) -> list[float]:
         """Return the seconds of each step. Raises EngineError."""
@@ -104,7 +104,7 @@ class EngineMeter:
         """Return the bandwidth of reading the output head in bytes per second; None if it is small or on a GPU."""
         if self._engine.info.device != "cpu":
             return None
-        # `call` runs between two steps, so that no computation disturbs the measurement.
+        # `call` runs the measurement between two steps, so that no computation disturbs it.
         head = self._engine._core.call(lambda: self._engine._runner.weights.lm_head)
         data = getattr(head, "data", None)
         if not isinstance(data, np.ndarray) or data.size < ceilings.WINDOW_BYTES:
@@ -115,7 +115,7 @@ class EngineMeter:
 
     def _prefill(self, tokens: int, depth: int) -> float:
         usage = self.watched(self.prompt(depth, tokens), 1).usage
-        # If a part of `depth` was not cached, it was prefilled as well.
+        # Tokens of `depth` that were not cached were prefilled as well, so the time is scaled to `tokens`.
         return usage.prompt_ms / 1000 * tokens / max(1, usage.prompt_tokens - usage.cached_tokens)
 
     def _decode(self, tokens: int, depth: int) -> list[float]:
@@ -156,16 +156,16 @@ class EngineMeter:
         return [int(i) for i in self._random.choice(self._ids, tokens)]
 
     def prompt(self, depth: int, new_tokens: int) -> list[int]:
-        if depth and depth not in self._laid:
-            self._laid[depth] = self.random_ids(depth)
+        if depth and depth not in self._contexts:
+            self._contexts[depth] = self.random_ids(depth)
         if depth:
-            self._lay(self._laid[depth])
-        return self._laid.get(depth, []) + self.random_ids(new_tokens)
+            self._fill_cache(self._contexts[depth])
+        return self._contexts.get(depth, []) + self.random_ids(new_tokens)
 
-    def _lay(self, ids: list[int]) -> None:
-        # Fills the cache with `ids` cheaply: two blocks are prefilled, and the others are copies of the second one,
-        # because a step's time depends on the number of cached tokens, not on their content. The first block is not
-        # copied, because some cache formats store it separately.
+    def _fill_cache(self, ids: list[int]) -> None:
+        # Fills the cache with `ids` quickly: only two blocks are prefilled, and all later blocks are copies of the
+        # second one. This is sufficient because a step's time depends on the number of cached tokens, not on their
+        # content. The first block is not copied, because some cache formats store it in a different format.
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return
@@ -197,7 +197,7 @@ class GenerationWatch:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._seen = 0
-        self._lock = threading.Lock()  # the first call may come from the subscribing thread
+        self._lock = threading.Lock()  # both the subscribing thread and the engine thread may call `_note`
         self.times: list[float] = []
         generation.subscribe(self._note)
 
@@ -358,15 +358,15 @@ class Samples:
 
 
 def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | None = None) -> dict[str, Any]:
-    """Benchmark a model file (None: the demo) and return results under stable keys, rates in tokens per second.
+    """Benchmark a model file (None: the demo) and return the results by key. Rates are in tokens per second.
 
     Raises the errors of Engine.load and Engine.submit, and EngineError if a measurement yields no time.
     """
     # Each rate has `tok_s` (median), `tok_s_min` and `tok_s_max`. Other keys:
     #   roofline         decode rate as a share of the limit set by the highest read bandwidth of the run
-    #   roofline_beside  the same for the output head's bandwidth right before and after decoding (not for small heads)
+    #   roofline_beside  the same with the output head's bandwidth right before and after decoding; not for small heads
     #   byte_tops        peak of the kernels' byte products, in 10^12 operations per second
-    #   first_load_s     time of the first load; `load_s`: of a second one, from a warm page cache
+    #   first_load_s     time of the first load; `load_s`: of a second load, when the file is in the page cache
     #   fingerprint      the same on any machine for this file and cache format
     report = progress or (lambda _what, _done, _total: None)
     stolen = StolenTime()
@@ -482,7 +482,7 @@ class _Rounds:
         token_bytes = self._weight_bytes + kv_bytes
         steps = sorted(self._steps[task])
         share = {}
-        if self._engine.info.device == "cpu":  # a GPU has its own memory
+        if self._engine.info.device == "cpu":  # the bandwidth of GPU memory is not measured
             beside = self._beside[task]
             ceiling = max(max(self.bandwidth.values) * 1e9, *beside, 0.0) / token_bytes
             share = {"roofline": _rounded(samples.median / ceiling), "roofline_tok_s": _rounded(ceiling)}
@@ -498,7 +498,7 @@ class _Rounds:
         }
 
     def _measure_ceilings(self) -> None:
-        # The buffer is allocated each time, so that memory measured in between is only the engine's.
+        # The buffer is freed after each measurement, so that it does not count toward the engine's memory.
         buffer = probe_buffer(self._plan.probe_bytes)
         best = {
             places: max(ceilings.read_bandwidth(buffer, places) for _ in range(PROBE_READS)) / 1e9

@@ -1,6 +1,6 @@
 """Contents and memory requirements of a GGUF file, as JSON-compatible values. The model is not loaded.
 
-Readable files of other models are shown as well; `problem` is the reason why they cannot run.
+Files of other models are also inspected; `problem` is the reason why this program cannot run them.
 """
 
 from __future__ import annotations
@@ -215,7 +215,8 @@ def _run_info(metadata: Metadata, tensors: Mapping[str, QTensor]) -> RunInfo:
     config = SmolLM3Config.from_metadata(metadata)
     weights = SmolLM3Weights.from_tensors(tensors, config)
     tied = weights.lm_head is weights.embed_tokens
-    # A token reads every weight and one row of the embedding, which is read completely only as a tied output head.
+    # Generating a token reads one row of the embedding and all other weights. If the embedding is also the output head
+    # (tied), it is additionally read completely.
     read = sum(tensor.nbytes for tensor in tensors.values()) + weights.embed_tokens.row_bytes
     if not tied:
         read -= weights.embed_tokens.nbytes

@@ -5,9 +5,10 @@ There are four checks:
 - The file's SHA-256 is compared with those of the published files.
 - The structure must be valid: shapes, roles and finite scales.
 - The tokenizer and the chat template are constructed as for an engine.
-- For every tensor, the native kernels compute a product, which is compared with the same product in float64 with
-  dequantized weights and, for quantized formats, with the bit-exact numpy reference. A row's error is relative to
-  |x| |w|, the largest possible product, so that a product near zero does not count as an error.
+- For every tensor, the native kernels compute a product x w. It is compared with the float64 product of the dequantized
+  weights and, for quantized formats, with the product of the numpy reference, which must be bit-identical. A row's
+  error is relative to |x| |w|, the largest possible product, so that products near zero do not have large
+  errors.
 
 The fingerprint is a short hash of what a model computes. It is the same on every machine, kernel family and device, so
 a different fingerprint means a different file, cache format or release, or a fault.
@@ -36,7 +37,7 @@ from notso.smollm3.text.prompt import PromptWriter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Length of the prompt, with tokens that depend only on the vocabulary size, and number of tokens generated after it.
+# Number of prompt tokens, whose ids depend only on the vocabulary size, and number of generated tokens.
 IDS, WRITTEN = 48, 16
 
 HEX_DIGITS = 16
@@ -64,9 +65,9 @@ SAMPLED_ROWS = 128  # rows checked per matrix, evenly spaced, including the firs
 INPUTS = 2
 SCALE_CHUNK_BYTES = 16 << 20
 
-# Activations are rounded to 8 bits, with an error of up to max|x| / 254 in each of a block's 256 values. With normal
-# inputs, rows of 256 values have a relative error of 0.0020, and rows of 2,048 values one of 0.0007. Swapped nibbles or
-# scales give 0.02 and more.
+# Activations are rounded to 8 bits, with an error of up to max|x| / 254 in each of a block's 256 values. With normally
+# distributed inputs, the relative error is 0.0020 for rows of 256 values and 0.0007 for rows of 2,048 values. Faults
+# such as swapped nibbles or scales cause errors of 0.02 and more.
 QUANTIZED_TOLERANCE = 0.003
 # The measured error of float32 sums is 3e-8.
 FLOAT_TOLERANCE = 1e-6
@@ -213,7 +214,7 @@ def _sampled_rows(tensor: QTensor) -> QTensor:
 def _worst_error(product: Floats, x: Floats, weight: QTensor) -> float:
     # Returns the largest |product - exact product| / (|x| |w|).
     weights = weight.dequantize().astype(np.float64)
-    wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # BLAS threads would compete for the cores
+    wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # unlike matmul, starts no BLAS threads
     largest = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
     worst = float((np.abs(product - wanted) / np.where(largest > 0, largest, 1.0)).max())
     return worst if math.isfinite(worst) else math.inf

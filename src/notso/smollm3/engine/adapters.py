@@ -1,4 +1,4 @@
-"""LoRA adapters of one engine, loaded and removed while it runs."""
+"""Loading and removal of LoRA adapters while an engine runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_ADAPTERS = 64
 
 
 class Adapters:
-    """Loaded adapters. Not to be used on the engine's thread."""
+    """Loaded adapters. Methods wait for the engine thread, so they must not be called on it."""
 
     def __init__(self, config: SmolLM3Config, core: EngineCore, backend: Backend) -> None:
         self._config = config

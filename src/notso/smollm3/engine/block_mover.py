@@ -1,4 +1,4 @@
-"""Block moves that precede a step: copies within the cache and loads from disk."""
+"""Execution of the block moves that precede a step: copies within the cache and loads from disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BlockMover:
         self._offload = offload
 
     def move(self, plan: Plan) -> None:
-        """Execute the moves of a plan; remove the chunks of sequences with failed loads."""
+        """Execute the moves of a plan; remove the chunks of sequences whose loads failed."""
         if not plan.moves:
             return
         void = set[Sequence]()

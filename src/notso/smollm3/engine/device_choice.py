@@ -1,4 +1,4 @@
-"""Choice of the device that runs a model: the requested one, or the best available."""
+"""Selection of the device that runs a model: the requested device, or the best available one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _lost: dict[str, str] = {}  # devices that failed in this process and are not us
 
 
 def on_device(config: EngineConfig, use: Callable[[Backend, str], T]) -> T:
-    """Return `use(backend, note)`; `note`: why the CPU is used instead of a GPU.
+    """Call `use(backend, note)` with the selected device and return its result; `note`: why no GPU is used, or "".
 
-    "auto" also falls back to the CPU if `use` fails on the GPU. Raises DeviceError or OutOfMemoryError if a named
-    device cannot be used, KernelChoiceError, and errors of `use`.
+    With "auto", the CPU is used if `use` fails on the GPU. Raises DeviceError or OutOfMemoryError if a named device
+    cannot be used, KernelChoiceError, and errors of `use`.
     """
     wanted = config.device if config.device != "auto" else "cuda"
     if config.device == "cpu" or (config.device == "auto" and not has_cuda_driver()):
@@ -49,7 +49,7 @@ def give_up(backend: Backend, error: DeviceError) -> None:
 
 
 def weights_bytes(file: GGUFFile, backend: Backend) -> int:
-    """Return the size of the weights on a device in bytes. Raises DeviceError if unsupported."""
+    """Return the bytes of the weights on a device. Raises DeviceError for an unsupported format."""
     return sum(backend.weight_bytes(tensor) for tensor in file.tensors.values())
 
 

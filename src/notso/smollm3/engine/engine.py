@@ -78,7 +78,7 @@ def model_path(model: str | None) -> Path:
 
         return kept_conversion(path)
     if path.exists() or path.is_absolute() or path.suffix == ".gguf":
-        return path  # a path rather than a name: opening it raises the exact error
+        return path  # clearly a path; if the file is missing, opening it raises an error that says so
     return resolve_model(model) or demo_path()
 
 
@@ -89,10 +89,10 @@ def is_demo(model: str | None) -> bool:
 
 Floats = npt.NDArray[np.float32]
 
-# Further requests are rejected while this many are in the engine.
+# Maximum number of unfinished requests; the engine rejects further ones.
 MAX_WAITING = 4096
 
-MAX_BATCHED = 256  # maximum requests of one `batch` in the engine, so that those of other callers are not rejected
+MAX_BATCHED = 256  # maximum unfinished requests of one `batch` call, which leaves room for other callers
 
 
 class Engine:
@@ -124,9 +124,9 @@ class Engine:
         self._context_tokens = plan.context_tokens
         self._closed = False
         self._digest = ModelDigest(file)
-        # Order matters: each part builds on those above. No part refers to the engine itself, so it is finalized when
-        # unreferenced. Device memory is allocated before threads and folders are created, so that nothing is left
-        # behind if this fails.
+        # The order matters: each component uses those created before it. No component refers to the engine, because the
+        # finalizer refers to the components and the engine would then never be freed. Device memory is allocated before
+        # threads and folders are created, so that a failed allocation leaves nothing to clean up.
         signal, latency = WorkSignal(), StepLatency()
         self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
         cache = KVCache(
@@ -285,7 +285,7 @@ class Engine:
         digest = reading_digest(owner, scope, name)
 
         def clear() -> None:
-            self._core.background.prefix_warmup.clear()  # it might prefill the reading again
+            self._core.background.prefix_warmup.clear()  # a pending prefill might store the reading again
             self._clear_cache(digest)
 
         self._core.call(clear)
@@ -297,8 +297,8 @@ class Engine:
         self._end()
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        # Callbacks are called once, on the engine's thread, when the GPU has failed. Running answers then end with an
-        # error, and loading the model again uses the CPU. Callbacks must not block.
+        # If the GPU fails, each callback is called once, on the engine's thread, and must not block. Afterwards,
+        # running answers end with an error. If the model is then loaded again, it runs on the CPU.
         self._when_lost.append(callback)
 
     def __enter__(self) -> Engine:
@@ -395,23 +395,23 @@ class Engine:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidRequestError("the receipt is malformed", param="receipt") from error
 
-    def _check_receipt(self, told: Mapping[str, Any]) -> ReceiptCheck:
-        named = told.get("adapter")
+    def _check_receipt(self, receipt: Mapping[str, Any]) -> ReceiptCheck:
+        named = receipt.get("adapter")
         names = [name for name, info in self.adapters.infos.items() if named and info.digest == named["sha256"]]
         if named and not names:
             raise InvalidRequestError("the receipt's adapter is not loaded", param="adapter")
         adapter = self.adapters.of(names[0]) if names else None
         for name, value in self._facts(adapter).items():
             if name != "adapter" or value is not None:
-                theirs, ours = told.get(name), value
+                theirs, ours = receipt.get(name), value
                 if isinstance(ours, dict):  # only the digests must be equal, not the names
                     theirs, ours = (theirs or {}).get("sha256"), ours["sha256"]
                 if theirs != ours:
                     raise InvalidRequestError(f"the receipt belongs to another {name.replace('_', ' ')}", param=name)
-        if told["arithmetic"] != ARITHMETIC:
+        if receipt["arithmetic"] != ARITHMETIC:
             raise InvalidRequestError("the receipt belongs to another version of the arithmetic", param="arithmetic")
-        request, check = self._inputs.redraw(told, options_of(told), adapter)
-        if told["answer"]["ids"]:
+        request, check = self._inputs.redraw(receipt, options_of(receipt), adapter)
+        if receipt["answer"]["ids"]:
             self._core.submit(request)
             request.generation.result()
         return check.end()
@@ -467,7 +467,8 @@ class Engine:
     ) -> list[Completion]:
         """Answer several conversations concurrently; return the answers in the same order.
 
-        All are validated before the first starts. Raises the same errors as `chat`; a failed answer stops the others.
+        All conversations are validated before the first answer starts. Raises the same errors as `chat`; a failed
+        answer stops the others.
         """
         if isinstance(conversations, str | Mapping | Message):
             raise InvalidRequestError("batch takes a list of conversations; use chat for one", param="conversations")
@@ -495,8 +496,8 @@ class Engine:
     ) -> Completion:
         """Continue text or token ids without chat template, roles or reasoning.
 
-        A model trained for conversations may end a text immediately, so that its continuation is empty; use `chat` for
-        an answer. Raises the same errors as `chat`.
+        A model trained for conversations may end a text immediately; use `chat` for an answer. Raises the same errors
+        as `chat`.
         """
         sampling, asked = settings_of(params, options, settings)
         with AnswerStream(self.submit(text, sampling, asked)) as answer:
@@ -553,14 +554,14 @@ class Engine:
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """Prefill an unsent prompt while idle, replacing the owner's previous one. Nothing is written to disk.
+        """Prefill an unsent prompt while idle. It replaces the owner's previous one. Nothing is written to disk.
 
         Raises the same errors as `submit`.
         """
         self._require_open()
         asked = options or RequestOptions()
         ids, turn_at, salt = self._inputs.draft(messages, params or SamplingParams(), asked, self._salt(asked))
-        # Without a conversation name, the prefilled blocks belong to no conversation until a request claims them.
+        # Without a conversation name, the prefilled blocks belong to no conversation until a request uses them.
         named = asked.conversation is not None
         conversation = conversation_digest(asked.owner, asked.conversation) if named else None
         adapter = self.adapters.of(asked.adapter)
@@ -577,8 +578,8 @@ class Engine:
         """Submit a request at the first iteration, and yield its events.
 
         The answer stops when the iterator is closed or `cancelled()` is true (polled fifty times a second). A string is
-        continued, not answered, with a FutureWarning; use `chat`, `stream` or `continue_text` instead. Raises
-        InvalidRequestError if the model ends such a text immediately.
+        continued, not answered, with a FutureWarning; use `chat`, `stream` or `continue_text` instead. If the model
+        ends the string immediately, InvalidRequestError is raised.
         """
         request = self._request(messages, params, options)
         events = self._events(request, cancelled or (lambda: False))
@@ -625,8 +626,8 @@ def _turns(messages: ChatInput) -> Sequence[Message]:
 
 
 def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
-    # A model trained for conversations often ends a bare text immediately. Without an error, this would look like an
-    # empty answer.
+    # A model trained for conversations often ends a text without a chat template immediately. Without an error, this
+    # would look like an empty answer.
     tokens = 0
     with closing(events):
         for event in events:

@@ -1,7 +1,7 @@
-"""The engine thread, which accepts requests, runs steps, emits events, updates statistics, and uses idle time.
+"""The engine thread, which accepts requests, runs steps, emits events, updates statistics and does idle-time work.
 
-For measurements, ContextLogits computes the logits after every token of a context. It works in pieces between engine
-steps; while answers are running, the pieces are small, so that the answers do not stall.
+For measurements, ContextLogits computes the logits after every token of a context. It computes them in pieces between
+engine steps. The pieces are smaller while answers are running, so that the answers do not stall.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class WorkSignal:
             self._woken = False
 
 
-# A waiting request is notified of its position once, and of changes only if it is among this many at the front.
-# Otherwise, every step would notify all waiting requests.
+# Every waiting request is notified of its queue position once. Only the first requests, up to this position, are also
+# notified of changes; otherwise, each step could send an event to thousands of requests.
 NEAR_PLACES = 16
 
 PROGRESS_S = 0.25  # seconds between progress events of a prompt
@@ -69,7 +69,7 @@ def notify_places(queue: Iterable[Sequence], requests: Mapping[Sequence, Request
     for place, sequence in enumerate(queue, start=1):
         request = requests[sequence]
         if request.started_at:
-            continue  # preempted after it had started, so `queued` events no longer apply
+            continue  # preempted; `queued` events are sent only until a request has started
         if request.place != place and (place <= NEAR_PLACES or not request.place):
             request.place = place
             request.generation.write([Event("queued", place=place)])
@@ -97,7 +97,7 @@ def progress(request: Request, done: int, s_per_token: float) -> Event:
 class StepTotals:
     """Counters of `EngineStats`."""
 
-    # Mutable, because every answer updates them in every step, and the cost of copies would be measurable.
+    # Mutable, because every answer updates it in every step, and creating copies would take measurable time.
     steps_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
@@ -116,11 +116,11 @@ GPU_FAILED = Sentence("the GPU failed during this answer; send the request again
 CACHE_BUSY = Sentence("other requests are using the whole cache; try again when they are done", "engine_busy")
 FAILED = Sentence("the engine failed; see its log", "engine_failed")
 
-# Target duration, in seconds, of steps that prefill while other sequences decode. It is the time between two tokens of
-# the decoding sequences.
+# Target duration, in seconds, of a step that both prefills and decodes. A decoding sequence gets one token per step, so
+# this is also the time between two tokens of an answer.
 MIXED_STEP_S = 0.25
 
-# While requests are running, one block of finished conversations is offloaded every this many steps.
+# While requests are running, one block of a finished conversation is offloaded to disk per this many steps.
 OFFLOAD_STEPS = 8
 
 _log = logging.getLogger(__name__)
@@ -184,8 +184,8 @@ class EngineCore:
         self.post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or if
-        called on its thread."""
+        """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or on the
+        engine's thread."""
         self.refuse_own_thread()
         future: Future[T] = Future()
 
@@ -211,7 +211,7 @@ class EngineCore:
         cache = self.scheduler.pool
         return EngineStats(
             **asdict(self._totals),
-            running=len(self.scheduler.running) if self._requests else 0,  # otherwise, only a prefix warm-up runs
+            running=len(self.scheduler.running) if self._requests else 0,  # else: a prefix warm-up
             waiting=len(self.scheduler.waiting) if self._requests else 0,
             kv_blocks=cache.blocks,
             kv_blocks_used=cache.blocks - cache.available,
@@ -276,13 +276,13 @@ class EngineCore:
         self._closing = True
         with self._inbox_lock:
             self._ended = True
-        self._when_lost(error)  # before requests fail, so that their callers wait for the next engine
+        self._when_lost(error)  # before requests fail, so that callers that retry wait for the next engine
         self._fail_all(EngineLostError(GPU_FAILED))
         if self._offload is not None:
             self._offload.abandon()
 
     def _finish(self) -> None:
-        # Waiting callers must be released and the cache folder unlocked, regardless of errors.
+        # Despite errors, waiting callers must be released and the cache folder must be unlocked.
         self._closing = True
         with self._inbox_lock:
             self._ended = True  # rejects new work from here on
@@ -381,7 +381,7 @@ class EngineCore:
         if request.started_at:
             return
         request.started_at = request.notified = time.perf_counter()
-        if request.propose is not None:  # created now, because it takes memory and thousands of requests may be waiting
+        if request.propose is not None:  # not created earlier: it takes memory, and thousands of requests may wait
             request.drafter = request.propose()
         self._totals.prompt_tokens_total += request.prompt_tokens
         self._totals.cached_tokens_total += chunk.sequence.cached
@@ -477,7 +477,7 @@ class EngineCore:
                 self._offload.offer(request.sequence)
             self.scheduler.remove(request.sequence)
         except Exception:
-            # Readers still receive the end.
+            # Clients must still receive the last events.
             request.generation.context.run(_log.exception, "the blocks of a request could not be released")
         self.background.disturb()
         request.generation.write(events, last=True)
@@ -508,7 +508,7 @@ LONGEST_NAP_S = 60.0
 
 
 class BackgroundWork:
-    """Idle-time work on the engine's thread."""
+    """Idle-time work on the engine thread."""
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, offload: KVOffload | None, mover: BlockMover) -> None:
         self._runner = runner
@@ -534,7 +534,7 @@ class BackgroundWork:
         return min(nap, self.prefix_warmup.due_s(self._quiet_s))
 
     def work(self, go_on: Callable[[], bool]) -> None:
-        """Do one increment of idle work. A prefill stops when `go_on()`, which is polled, returns False."""
+        """Do one increment of idle work. A prefill polls `go_on`, and stops when it returns False."""
         if not self._has_memory:
             blocks = 0 if self._offload is None else self._offload.ready_blocks
             self._has_memory = not self._cache.touch_idle(blocks)
@@ -549,7 +549,7 @@ class BackgroundWork:
 
 
 class ContextLogits:
-    """Computes one context at a time without cached blocks. `batch_index`: a spare row of the block table."""
+    """Computes one context at a time without cached blocks. `batch_index`: an unused row of the block table."""
 
     def __init__(self, core: EngineCore, batch_index: int, vocab_size: int) -> None:
         self._core = core

@@ -1,4 +1,4 @@
-"""Validation and rendering of inputs, and creation of requests."""
+"""Validation and rendering of prompts, and creation of requests."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Recent tokens that are searched for drafts; more would take memory that long contexts need.
+# Number of recent tokens that the drafter searches. Its index of more tokens would take memory that long contexts need.
 DRAFT_HISTORY_TOKENS = 32_768
 
-# Maximum log probabilities per prompt, at some hundred bytes each.
+# Maximum log probabilities per prompt. Each takes some hundred bytes.
 MAX_PROMPT_ENTRIES = 262_144
 
 
 class InputProcessor:
     """Builds the requests of one model. Thread-safe.
 
-    latency: estimates the cost of drafts; None disables speculation. find_processor: finds a logits processor by name.
+    latency: estimates the cost of drafts; None disables speculative decoding. find_processor: name -> logits processor.
     """
 
     def __init__(
@@ -196,14 +196,14 @@ class InputProcessor:
         return prompt.ids, turn_at, self.salted(salt, prompt, messages, options)
 
     def forget_reading(self, reading: bytes) -> None:
-        """Remove the files of a reading other than its blocks."""
+        """Remove the quote indexes of a reading (a pinned prompt prefix)."""
         self._quotes.forget(reading)
 
     def context_of(self, options: RequestOptions) -> int:
         return self._document_tokens if options.prefix is not None else self._context_tokens
 
     def salted(self, salt: CacheSalt, prompt: Prompt, asked: PromptInput, options: RequestOptions) -> CacheSalt:
-        """Return `salt` with the number of blocks that contain only the fixed prefix of `options`."""
+        """Return `salt` with the number of blocks that lie entirely within the fixed prefix of `options`."""
         if options.prefix is None:
             return salt
         tokens = self._prompts.prefix_tokens(prompt, cast(Sequence[Message], asked), options)
@@ -273,7 +273,8 @@ class InputProcessor:
         return write
 
     def _kept_free(self, params: SamplingParams, options: RequestOptions) -> int:
-        # Keeping max_tokens free would drop too much history, because many clients set it to more than the context.
+        # At most half of the context is kept free. Many clients set max_tokens to more than the context, which would
+        # leave no room for earlier messages.
         context = self.context_of(options)
         return min(params.max_tokens or min(GENERATION_TOKENS, context // 4), context // 2)
 
@@ -282,7 +283,7 @@ class InputProcessor:
 
 
 def reading_of(options: RequestOptions) -> bytes | None:
-    """Return the digest of the reading under which a prompt's fixed prefix is pinned, or None."""
+    """Return the digest of the reading that pins a prompt's fixed prefix, or None."""
     prefix = options.prefix
     if prefix is None or prefix.reading is None:
         return None

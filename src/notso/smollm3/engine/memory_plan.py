@@ -1,7 +1,7 @@
 """Memory layout of an engine before allocation: context length, KV format and concurrency.
 
-Sizes are in bytes, contexts in tokens. `plan_engine` makes all of these choices, both for loading a model and for
-commands that predict its memory.
+Sizes are in bytes, contexts in tokens. `plan_engine` makes all choices. It is used to load models and by commands that
+predict memory.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED
 from notso.smollm3.values.engine_config import EngineConfig, KVChoice
 from notso.smollm3.values.model_info import MemoryBudget
 
-# Default context of a chat, small enough for any machine that has room for the weights.
+# Default context of a chat. Its cache fits on every machine that has enough memory for the weights.
 DEFAULT_CONTEXT_TOKENS = 8192
 
 # Concurrent sequences, unless memory requires fewer.
 DEFAULT_SEQUENCES = 16
 
-# Size of the shared cache if memory is ample: enough for four chats of the default context, or sixteen short ones.
+# Size of the cache that all sequences share, if there is enough memory. Four chats of the default context fit, or
+# sixteen short chats.
 SHARED_TOKENS = 32_768
 
-# Windows (k8v8 blocks, see block_pool) per sequence with a low-bit format: for its first, current and next block.
+# With a KV format below 8 bits, windows (additional k8v8 blocks, see block_pool) per sequence: for its first, current
+# and next block.
 WINDOW_BLOCKS = 3
 
-# Additional windows for the blocks that one step's prompt tokens are written to.
+# Additional windows, for the blocks to which a step writes prompt tokens.
 STEP_WINDOW_BLOCKS = 1 + MAX_ROWS // BLOCK_TOKENS
 
 # Memory of the interpreter, the tokenizer, the web server and its streams.
@@ -42,10 +44,10 @@ PROCESS_BYTES = 256 * MIB
 # on large pages, it would take 20 MB more than needed.
 LARGE_CACHE_BYTES = 64 * MIB
 
-CONTEXT_STEP_TOKENS = 1024  # contexts that are not given are multiples of this
-CONTEXT_FLOOR_TOKENS = 2048  # smallest context that is chosen
+CONTEXT_STEP_TOKENS = 1024  # automatically chosen contexts are multiples of this
+CONTEXT_FLOOR_TOKENS = 2048  # smallest automatically chosen context
 K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits, or f16 with `fine_weights`
-_QUANTIZED_ROW = 292 / 256  # bytes per value of a row prepared for the integer kernels
+_QUANTIZED_ROW = 292 / 256  # bytes per value of a row of activations quantized for the integer kernels
 _LADDER: tuple[KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
 _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
@@ -55,7 +57,7 @@ class EnginePlan:
     """Planned memory of an engine."""
 
     context_tokens: int
-    document_tokens: int  # context of prompts with a fixed prefix
+    document_tokens: int  # context of prompts with a fixed prefix, such as documents
     kv_format: KVFormat
     max_num_seqs: int
     kv_blocks: int  # shared by all sequences and cached prefixes
@@ -91,7 +93,8 @@ def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
 
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
     """Return the maximum rows of a step."""
-    # Beyond the trained context, memory is scarce and attention takes most of the time, so steps have fewer rows.
+    # With contexts beyond the trained length, memory is scarce. Smaller steps need less, and are hardly slower, because
+    # attention takes most of the time.
     return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)
 
 
@@ -121,16 +124,16 @@ def plan_engine(
 ) -> EnginePlan:
     """Choose the settings that are not given so that the plan fits in memory. Given settings are not reduced.
 
-    context_tokens: values above the model's maximum are replaced by the maximum. None: up to 8,192, in steps of 1,024,
-        at least 2,048 (or the trained context if smaller).
-    document_tokens: if context_tokens is None, the context of prompts with a fixed prefix, in steps of 1,024, up to the
-        trained context and as much as half of the remaining memory allows. Does not affect other choices.
+    context_tokens: capped at the model's maximum. None: up to 8,192, in steps of 1,024, at least 2,048 (or the trained
+        context if smaller).
+    document_tokens: if context_tokens is None, the desired context of prompts with a fixed prefix. Reduced, in steps of
+        1,024, to the trained context and to half of the remaining memory. Does not affect other choices.
     kv: "auto": k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it. With `fine_weights`
         (floats or 8 bits): f16 up to 32,768 tokens, k8v8 beyond.
     kept: KV format chosen earlier, which takes precedence.
     max_num_seqs: None: up to 16.
-    mapped_bytes: size of weights that are already mapped.
-    beside_bytes: planned size of other engines. If given, nothing is reduced to fit.
+    mapped_bytes: size of the mapped weights.
+    beside_bytes: planned size of other engines. If given, the default settings are not reduced to fit.
 
     Raises InvalidRequestError for values out of range, and OutOfMemoryError, which names the memory needed and
     available, and the largest context that fits.
@@ -295,7 +298,7 @@ def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: 
 
 
 def keep_choice(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, plan: EnginePlan) -> None:
-    """Store the chosen KV format, unless a lack of memory determined it."""
+    """Store the chosen KV format, unless it was chosen because memory is short."""
     if asked.cache_dir is None or asked.kv != "auto":
         return
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)

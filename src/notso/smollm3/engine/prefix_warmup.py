@@ -1,13 +1,13 @@
 """Idle-time prefill of the expected beginning of a conversation's next prompt.
 
-In the next prompt, the template writes the end of the answer's turn and the start of the user's turn. It also leaves
-out the answer's reasoning, which shifts the tokens after it. All of this is known when the answer ends, so it is
-prefilled while the engine is idle. The prefix is in the block pool like any other; if the next prompt is different,
-only idle time was wasted.
+The next prompt repeats the answer without its reasoning, so the tokens of the answer have new positions and must be
+computed again. After the answer, the template writes the end of its turn and the start of the user's turn. These tokens
+are known when the answer ends, so the engine prefills them while it is idle. The resulting blocks are ordinary blocks
+of the block pool; if the next prompt is different, only idle time was wasted.
 
-Drafts of unsent messages are prefilled as well, including the tokens that the template adds after them. If the message
-is sent unchanged, only one token remains to be computed; if the user types more, only the new text and a few tokens
-before it.
+Drafts, which are messages that a user has not sent yet, are also prefilled, with the tokens that the template adds
+after them. If a draft is sent unchanged, only one token remains to be computed. If the user types more before sending
+it, only the new text and a few tokens before it remain.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.sequence import PRIORITIES, Sequence
 from notso.smollm3.values.messages import Message
 
-# Idle seconds before warm-up starts. A request for the chat's title follows an answer immediately; the next question
-# comes later.
+# Seconds without requests before a prefill after an answer starts. The request for the chat's title, which follows an
+# answer immediately, is thus not delayed; the user's next message arrives later.
 QUIET_S = 0.3
 
-# Maximum number of finished answers to prefill for, and of drafts of unsent messages (one per owner).
+# Maximum number of pending prefills after answers, and of stored drafts (one per owner).
 MOST_NOTES = 16
 
-# Maximum rows of a step, so few that a layer of the 3B model takes milliseconds, which bounds the delay of an arriving
-# request.
+# Maximum rows (tokens) of a step. An arriving request waits for at most one layer of the step, which takes milliseconds
+# with the 3B model.
 STEP_ROWS = 128
 
-# Number of interrupted steps after which a prefill is abandoned.
+# Number of successive interrupted steps after which a prefill is abandoned.
 MOST_TRIES = 8
 
-# Maximum length of a prompt. Rendering longer ones would block the engine's thread for longer than a request should
-# wait.
+# Maximum length of a prompt in tokens. Longer prompts are not prefilled, because rendering them would block the engine
+# thread, and delay requests, for too long.
 MOST_TOKENS = 65_536
 
 _log = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ _log = logging.getLogger(__name__)
 class _Note:
     # A pending prefill.
     # write: renders the ids to prefill.
-    # spent: tokens of the finished answer or the previous draft. Their blocks from index `kept` on are obsolete, except
-    # those that the new ids share.
+    # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft. Their
+    # blocks from index `kept` on are obsolete unless the new ids have them in common.
     # prompt: prompt of the finished answer; None for a draft.
     salt: CacheSalt
     adapter: Adapter | None
@@ -71,7 +71,7 @@ class _Note:
 
 
 class PrefixWarmup:
-    """Prefills drafts and what follows finished answers. For the engine's thread."""
+    """Prefills drafts and the beginnings of next prompts. Must be used on the engine thread."""
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, offload: KVOffload | None, mover: BlockMover) -> None:
         self._runner = runner
@@ -99,7 +99,7 @@ class PrefixWarmup:
         )
         if len(self._notes) == MOST_NOTES:
             count = Counter(each.salt.owner for each in self._notes)
-            # Drops the oldest note of the owner that has the most notes.
+            # Drop the oldest note of the owner with the most notes.
             self._notes.remove(max(self._notes, key=lambda each: count[each.salt.owner]))
         self._notes.append(note)
 
@@ -135,14 +135,14 @@ class PrefixWarmup:
             self._typed.clear()
 
     def due_s(self, quiet_s: float) -> float:
-        # A draft arrives when typing pauses, so there is no reason to wait longer.
+        # Drafts are not delayed: the page sends them when the user pauses.
         if self._drafts:
             return 0.0
         return max(0.0, QUIET_S - quiet_s) if self._notes else float("inf")
 
     def read(self, go_on: Callable[[], bool]) -> None:
         note = self._next()
-        is_over = True  # failures are not retried
+        is_over = True  # also after an exception, so that the prefill is not retried
         try:
             note.ids = note.ids or note.write()
             if self._is_worth_it(note):
@@ -154,7 +154,7 @@ class PrefixWarmup:
                 self._notes.remove(note)
 
     def _next(self) -> _Note:
-        # Returns the newest note of the least recently served owner.
+        # Returns the newest note of the least recently served owner. Drafts precede notes for finished answers.
         waiting = [*reversed(self._drafts.values() if self._drafts else self._notes)]
         note = min(waiting, key=lambda each: self._served.get(each.salt.owner, 0))
         self._steps += 1
@@ -189,7 +189,7 @@ class PrefixWarmup:
         finally:
             self._scheduler.remove(sequence)
             if note.prompt is None:
-                self._deprioritise(note)  # copying a block marked it as recently used
+                self._deprioritize(note)  # obsolete blocks that the step copied now count as recently used
 
     def _is_worth_it(self, note: _Note) -> bool:
         # A prefill may evict at most one block of other conversations.
@@ -199,15 +199,15 @@ class PrefixWarmup:
         known = len(pool.chain(note.salt, ids))
         lacking = -(-len(ids) // BLOCK_TOKENS) - known - pool.blank
         if lacking > 0:  # obsolete reasoning and drafts are evicted first
-            lacking -= self._deprioritise(note)
+            lacking -= self._deprioritize(note)
         return lacking <= 1
 
-    def _deprioritise(self, note: _Note) -> int:
+    def _deprioritize(self, note: _Note) -> int:
         # Makes the note's obsolete blocks the next ones to evict, and returns their number.
         pool, is_draft = self._scheduler.pool, note.prompt is None
         wanted = set(pool.chain(note.salt, note.ids, with_rest=is_draft))
         chain = pool.chain(note.salt, note.spent, with_rest=is_draft)
-        return pool.deprioritise([block for block in chain[note.kept :] if block not in wanted])
+        return pool.deprioritize([block for block in chain[note.kept :] if block not in wanted])
 
 
 def _written(sequence: Sequence, generation: Generation, next_ids: Callable[[Message], list[int]]) -> list[int]:

@@ -1,9 +1,10 @@
-"""Receipts: records of everything that determines an answer, which can be verified with the model file.
+"""Receipts: records from which anyone with the model file can verify an answer.
 
-A receipt contains the digest of the model file, the prompt, the parameters with the seed, and the answer's tokens. An
-answer depends on nothing else, bit for bit. To verify a receipt, prompt and answer are prefilled together, and every
-token is sampled again. An open receipt contains the token ids; a sealed one contains only their SHA-256. To verify a
-sealed receipt, a transcript is needed, which is an open receipt of the same answer.
+A receipt contains an answer's tokens and everything that determines them: the digest of the model file, the prompt, and
+the parameters with the seed. To verify a receipt, the engine prefills prompt and answer together and samples every
+token again; equal tokens are expected, because results are bit-identical. An open receipt contains the token ids; a
+sealed one contains only their SHA-256. A sealed receipt is verified with a transcript, which is an open receipt of the
+same answer.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ class ModelDigest:
 
 
 def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the open receipt of an answer that `request` replayed; `facts`: the parts about the model."""
+    """Return the open receipt of an answer that `request` replayed; `facts`: fields that identify the model."""
     params, defaults = request.sampler.params, SamplingParams()
     given = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in ("given", "seed")}
     changed = {name: value for name, value in given.items() if value != getattr(defaults, name)}
     choice = options.tool_choice
     prompt, ids = list(request.sequence.prompt), request.sequence.tokens[len(request.sequence.prompt) :]
     reason = request.output.finish_reason or ("length" if request.output.tokens >= request.most else "cancelled")
-    told = {
+    record = {
         "notso_receipt": VERSION,
         "form": "open",
         "program": _release(),
@@ -85,16 +86,16 @@ def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, An
             "finish_reason": reason,
         },
     }
-    told["options"]["sha256"] = _hash(told["options"])
-    return told | {"digest": _hash(told)}
+    record["options"]["sha256"] = _hash(record["options"])
+    return record | {"digest": _hash(record)}
 
 
 def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sealed form of an open receipt, which does not contain the conversation."""
-    told = {name: value for name, value in receipt.items() if name != "digest"} | {"form": "sealed"}
+    record = {name: value for name, value in receipt.items() if name != "digest"} | {"form": "sealed"}
     for part in ("prompt", "options", "answer"):
-        told[part] = {name: value for name, value in told[part].items() if name not in _SEALED}
-    return told | {"digest": _hash(told)}
+        record[part] = {name: value for name, value in record[part].items() if name not in _SEALED}
+    return record | {"digest": _hash(record)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class ReceiptCheck:
     """Result of verifying a receipt."""
 
     problem: str  # "" if the model samples the same tokens again
-    place: int | None = None  # index of the first differing token in the answer; None: something else differs
+    place: int | None = None  # index of the first differing token in the answer; None if no token differs
     tokens: int = 0
 
 
@@ -111,25 +112,25 @@ def opened(receipt: Any, transcript: Any = None) -> dict[str, Any]:
 
     Raises InvalidRequestError; `param` names the part that does not match.
     """
-    told = _checked(receipt, "receipt")
-    if told["form"] == "sealed":
+    record = _checked(receipt, "receipt")
+    if record["form"] == "sealed":
         if transcript is None:
             raise InvalidRequestError("a sealed receipt can be checked only with its transcript", param="transcript")
         whole = _checked(transcript, "transcript")
         if whole["form"] != "open":
             raise InvalidRequestError("the transcript must be an open receipt of the answer", param="transcript")
         for name, value in sealed(whole).items():
-            if name != "digest" and value != told.get(name):
+            if name != "digest" and value != record.get(name):
                 raise InvalidRequestError(f"the transcript's {name} differs from the receipt's", param="transcript")
-        told = whole
+        record = whole
     for part in ("prompt", "answer"):
-        ids, tokens, digest = (told[part][name] for name in ("ids", "tokens", "sha256"))
+        ids, tokens, digest = (record[part][name] for name in ("ids", "tokens", "sha256"))
         if len(ids) != tokens or ids_digest(ids) != digest:
             raise InvalidRequestError(f"the token ids of the {part} do not match their hash", param=part)
-    options = {name: value for name, value in told["options"].items() if name != "sha256"}
-    if _hash(options) != told["options"]["sha256"]:
+    options = {name: value for name, value in record["options"].items() if name != "sha256"}
+    if _hash(options) != record["options"]["sha256"]:
         raise InvalidRequestError("the options do not match their hash", param="options")
-    return told
+    return record
 
 
 def params_of(receipt: Mapping[str, Any]) -> SamplingParams:
@@ -144,29 +145,30 @@ def params_of(receipt: Mapping[str, Any]) -> SamplingParams:
         if isinstance(value, list):
             given[name] = tuple(value)
     given |= {"seed": receipt["seed"], "max_tokens": receipt["limit"], "thinking_budget": receipt["thinking_budget"]}
-    # All count as set explicitly, because the file's defaults were applied when the answer was generated.
+    # All parameters are marked as given, so that the model file's defaults, which the receipt includes, are not applied
+    # again.
     return SamplingParams(**given, given=tuple(names - {"given"}))
 
 
 def options_of(receipt: Mapping[str, Any]) -> RequestOptions:
     """Return the request options of an open receipt. Raises InvalidRequestError."""
-    told = receipt["options"]
-    choice, grammar = told["tool_choice"], told["grammar"]
-    tools: Sequence[Tool] | None = told["tools"]
+    record = receipt["options"]
+    choice, grammar = record["tool_choice"], record["grammar"]
+    tools: Sequence[Tool] | None = record["tools"]
     return RequestOptions(
         tools=tools,
         tool_choice=ToolName(choice["name"]) if isinstance(choice, dict) else choice,
-        parallel_tool_calls=told["parallel_tool_calls"],
-        strict_tools=tuple(told["strict_tools"]),
+        parallel_tool_calls=record["parallel_tool_calls"],
+        strict_tools=tuple(record["strict_tools"]),
         grammar=None if grammar is None else Grammar(**grammar),
-        is_plain=told["is_plain"],
-        logits_processors=tuple(told["logits_processors"]),
-        sources=tuple(QuoteSource(**each) for each in told["sources"]),
+        is_plain=record["is_plain"],
+        logits_processors=tuple(record["logits_processors"]),
+        sources=tuple(QuoteSource(**each) for each in record["sources"]),
     )
 
 
 class Redraw:
-    """Samples an answer again from the logits of its tokens, as they are computed. Replaces PromptScores."""
+    """Samples an answer again from recomputed logits. A request uses it in place of PromptScores."""
 
     def __init__(self, request: Request, answer: Replay, finish_reason: str) -> None:
         self._request = request

@@ -30,7 +30,7 @@ def ids_digest(ids: Tokens[int]) -> str:
 
 
 class MeanPooling:
-    """Embedding of a prompt: the mean of its last hidden states, which are added as they are computed."""
+    """Embedding of a prompt: the mean of its last-layer hidden states, accumulated step by step."""
 
     def __init__(self, tokens: int, hidden_size: int) -> None:
         self._tokens = tokens
@@ -80,14 +80,14 @@ class Request:
     pooling: MeanPooling | None = None
     # Returns the log probabilities of a token.
     describe: Callable[[Floats | None, int], TokenLogprob] | None = None
-    # Renders the beginning of the next prompt, given the answer; empty if it would not fit.
+    # Returns the ids of the beginning of the next prompt, given the answer; empty if they would not fit.
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # sent before any other event
     reports_ids: bool = False
     origin: str = ""  # see `Event`
-    started: str | None = None  # beginning of the answer in the prompt, if any
+    started: str | None = None  # beginning of the answer if the prompt contains it
     is_plain: bool = False
-    closed_at: list[int] = field(default_factory=list)  # answer's length whenever the engine ended the reasoning
+    closed_at: list[int] = field(default_factory=list)  # answer tokens before each end of reasoning by the engine
     replayed_events: list[Event] = field(default_factory=list)  # events of replayed tokens
     submitted: float = 0.0
     started_at: float = 0.0
@@ -161,13 +161,13 @@ class Request:
         return events
 
     def replay(self, replay: Replay) -> None:
-        """Append the tokens of an earlier request, so that the answer continues as that request would have.
+        """Append the tokens of an interrupted answer, so that generation continues after them.
 
-        Raises InvalidRequestError if their origin differs, or the answer ends before the last one.
+        Raises InvalidRequestError if the prompt, model or arithmetic differs, or a token is not possible.
         """
         if replay.origin not in ("", self.origin):
             raise InvalidRequestError("replay: the prompt, the model or the arithmetic differs", param="replay")
-        reports_ids, self.reports_ids = self.reports_ids, False  # the client has the replayed ids
+        reports_ids, self.reports_ids = self.reports_ids, False  # the client already has the replayed ids
         while (at := self.output.tokens) < len(replay.ids):
             if self.is_over:
                 raise InvalidRequestError(f"replay: the answer ends after {at} tokens", param="replay")

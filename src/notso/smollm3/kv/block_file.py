@@ -5,7 +5,7 @@
     version    4   version of this layout
     model     32   digest of the cache version (model, KV format and arithmetic; see model_identity.cache_version)
     key       16   the block's hash; for a partial block, its parent's
-    tag        8   set by the writer; files can be removed by their tag
+    tag        8   chosen by the writer, which can remove all files with a tag
     is_partial    4
     tokens     4   count, up to 128
     content    8   bytes
@@ -149,7 +149,7 @@ def read_tokens(path: Path, name: BlockName, cache_version: bytes, content_bytes
 
 
 def announce(path: Path) -> None:
-    """Let the system read a file ahead. Raises OSError."""
+    """Ask the system to read a file into its page cache. Raises OSError."""
     with _opened(path) as file:
         read_ahead(file.fileno())
 

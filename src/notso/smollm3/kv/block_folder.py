@@ -15,8 +15,8 @@ for eviction after a restart:
     and so on
 
 A record is appended before its file is written. Incomplete or damaged records are ignored; at worst, a file is not
-attributed to one of its conversations and is evicted early. Eviction rewrites the log. The last record of each
-conversation or reading determines the order of their last use.
+attributed to one of its conversations and is evicted early. Eviction rewrites the log. The position of the last record
+of a conversation or reading shows when it was last used.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from notso.smollm3.scheduling.block_pool import outlives
 from notso.system.files import lock, sync_folder
 
 MAGIC = b"NOTSO-C1"
-# The log is rewritten when its number of records exceeds twice the number needed by this many.
+# The log is rewritten when it has more than 2 n + MOST_WASTE records, where n is the number needed.
 MOST_WASTE = 1024
 
 _RECORD = struct.Struct("=8s8s16s8sI")
 _CHECKSUM = struct.Struct("=I")
 RECORD_BYTES = _RECORD.size + _CHECKSUM.size
-_PARTIAL, _ANEW = 1, 2
+_PARTIAL, _REWRITTEN = 1, 2
 
 
 class ConversationLog:
@@ -74,7 +74,7 @@ class ConversationLog:
                 continue
             conversation, model, hash, tag, marks = _RECORD.unpack(record)
             name = BlockName(model, hash, tag, is_partial=bool(marks & _PARTIAL))
-            if marks & _ANEW:
+            if marks & _REWRITTEN:
                 self._of.pop(name, None)
             if name in names:
                 self._of.setdefault(name, set()).add(conversation)
@@ -92,7 +92,7 @@ class ConversationLog:
     def begin(self, name: BlockName, conversations: Iterable[bytes]) -> None:
         self._of[name] = set()
         for conversation in conversations:
-            self._append(name, conversation, _ANEW if not self._of[name] else 0)
+            self._append(name, conversation, _REWRITTEN if not self._of[name] else 0)
 
     def add(self, name: BlockName, conversation: bytes) -> None:
         if conversation not in self._of.setdefault(name, set()):
@@ -116,7 +116,7 @@ class ConversationLog:
         self._of.pop(name, None)
 
     def evict(self, conversation: bytes) -> list[BlockName]:
-        """Remove a conversation or reading; return the files that no other one keeps."""
+        """Remove a conversation or reading; return the files that belong to no other."""
         left = []
         for name, conversations in list(self._of.items()):
             if conversation in conversations:
@@ -144,12 +144,12 @@ class ConversationLog:
             self._waste = 0
         else:
             records = self._appended
-        is_anew, self._appended, self._is_stale = self._is_stale, [], False
-        return b"".join(records), is_anew
+        is_rewrite, self._appended, self._is_stale = self._is_stale, [], False
+        return b"".join(records), is_rewrite
 
-    def save(self, records: bytes, is_anew: bool) -> None:
+    def save(self, records: bytes, is_rewrite: bool) -> None:
         """Write records to the log. Raises OSError."""
-        if is_anew:
+        if is_rewrite:
             write_file(self._path, [MAGIC + records], flush=True)
             sync_folder(self._path.parent)
         elif records:
@@ -192,9 +192,9 @@ class BlockFolder:
         # Size by name, least recently used first.
         self.files: OrderedDict[str, int] = OrderedDict()
         self.used_bytes = 0
-        # Blocks of usable cache versions, by key and whether they are partial.
+        # Names of the blocks of usable cache versions, by (hash, is_partial).
         self.known: dict[tuple[bytes, bool], BlockName] = {}
-        # Tokens of partial blocks that have been read.
+        # Tokens of partial blocks, by parent hash, once they have been read.
         self.partials: dict[bytes, list[int]] = {}
         self.log = ConversationLog(path / "conversations")
         self._versions = {BlockName.model_of(cache_version): cache_version}
@@ -205,7 +205,7 @@ class BlockFolder:
         self._has_changed = False
 
     def version_of(self, name: BlockName) -> bytes | None:
-        """Return the cache version that a name was made from, or None if its blocks cannot be used."""
+        """Return the cache version of a block, or None if the block is not usable."""
         return self._versions.get(name.model)
 
     def adopt(self, cache_versions: Iterable[bytes]) -> None:
@@ -213,25 +213,25 @@ class BlockFolder:
         with self.lock:
             self._versions = {BlockName.model_of(each): each for each in cache_versions}
             files = list(self.files.items())
-            self._unsee()
+            self._clear_index()
             for text, size in files:
                 self.add(BlockName.parse(text), size)
 
     def open(self) -> None:
-        """Scan the folder, and become its writer if possible. Raises OSError."""
+        """Scan the folder, and become its writer unless another engine is. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.chmod(0o700)
         self._scan(sweep=self._owner.acquire())
 
     @property
-    def is_ours(self) -> bool:
+    def is_writer(self) -> bool:
         return self._owner.is_held
 
     def close(self) -> None:
         self._owner.release()
 
-    def see_others(self) -> None:
-        if not self.is_ours:
+    def rescan(self) -> None:
+        if not self.is_writer:
             with suppress(OSError):
                 self._scan_changed()
                 with self.lock:
@@ -255,7 +255,7 @@ class BlockFolder:
             if sweep:
                 self.log.read({BlockName.parse(text) for text in self.files})
                 lost = [text for text in self.files if not self.log.has(BlockName.parse(text))]
-                for text in lost:  # without a record, no eviction would remove it
+                for text in lost:  # evicting a conversation would never remove a file without a record
                     self.unlink(text)
 
     def add(self, name: BlockName, size: int) -> None:
@@ -288,14 +288,14 @@ class BlockFolder:
                 _log.debug("%s could not be removed: %s", text, error)
 
     def look_again(self) -> None:
-        """If not the writer, take over from a writer that has ended, or rescan after an interval."""
+        """Become the writer if the previous one has ended, or rescan; at most once per interval."""
         now = time.monotonic()
-        if self.is_ours or now - self._looked < LOOK_AGAIN_S:
+        if self.is_writer or now - self._looked < LOOK_AGAIN_S:
             return
         self._looked = now
         try:
             if self._owner.acquire():
-                self._unsee()
+                self._clear_index()
                 self._scan(sweep=True)
             else:
                 self._scan_changed()
@@ -309,10 +309,10 @@ class BlockFolder:
             # change its modification time again.
             self._has_changed = changed != self._changed
             self._changed = changed  # taken before the scan, so changes during it are noticed next time
-            self._unsee()
+            self._clear_index()
             self._scan(sweep=False)
 
-    def _unsee(self) -> None:
+    def _clear_index(self) -> None:
         with self.lock:
             self.files.clear()
             self.known.clear()
@@ -320,7 +320,7 @@ class BlockFolder:
             self.used_bytes = 0
 
     def drop(self, name: BlockName, error: Exception) -> None:
-        """Remove a file that cannot be read if it is missing or damaged; keep it after other errors."""
+        """Handle a read error: remove a missing or damaged file; keep the file after other errors."""
         if not isinstance(error, FileNotFoundError):
             _log.log(logging.DEBUG if self._has_warned else logging.WARNING, "a cached block is not used: %s", error)
             self._has_warned = True

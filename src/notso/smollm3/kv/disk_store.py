@@ -68,8 +68,8 @@ class DiskStore:
     """Blocks of one cache version, and of interchangeable earlier ones, on disk. Thread-safe.
 
     A disk error disables the store with one warning. While another engine writes to the folder, the store only reads.
-    budget_bytes: limit for the files of all models. evicts: remove the least recently read files when there is no room;
-    False: reject the block.
+    budget_bytes: limit for the files of all models. evicts: if there is no room for a block, remove the least recently
+    read files (True) or reject the block (False).
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class DiskStore:
             self._turn_off(error)
             return
         self._start_writer()
-        if not self._folder.is_ours:
+        if not self._folder.is_writer:
             _log.warning("another engine writes to the cache in %s; until it ends, this engine only reads it", folder)
 
     def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
@@ -213,7 +213,7 @@ class DiskStore:
                 self._wake.notify_all()
 
     def evict(self, conversation: bytes) -> None:
-        self._folder.see_others()
+        self._folder.rescan()
         with self._wake:
             names = self._folder.log.evict(conversation)
             for queued in self._queued():
@@ -230,7 +230,7 @@ class DiskStore:
         return [*self._queue.values(), *([] if self._writing is None else [self._writing])]
 
     def _drop_evicted(self) -> None:
-        # The block being written is removed afterwards.
+        # If the block being written was evicted, `_done` removes its file.
         for at, queued in list(self._queue.items()):
             if not queued.conversations:
                 del self._queue[at]
@@ -258,7 +258,7 @@ class DiskStore:
         path = self.folder / str(name)
         try:
             held = read_block(path, name, version, content)
-            os.utime(path)  # keeps the eviction order across restarts
+            os.utime(path)  # determines the eviction order after a restart
         except (OSError, DamagedBlockError) as error:
             self._folder.drop(name, error)
             return False
@@ -275,7 +275,7 @@ class DiskStore:
                 announce(self.folder / str(name))
 
     def remove(self, tag: bytes) -> None:
-        self._folder.see_others()
+        self._folder.rescan()
         with self._wake:
             for queued in self._queued():
                 if queued.name.has_tag(tag):
@@ -303,7 +303,7 @@ class DiskStore:
         self._folder.close()
 
     def _look_again(self) -> None:
-        # If the engine that was writing has ended, this one takes over.
+        # Becomes the writer if the engine that wrote to the folder has ended.
         self._folder.look_again()
         self._start_writer()
 
@@ -311,7 +311,7 @@ class DiskStore:
 
     def _start_writer(self) -> None:
         with self._wake:
-            if self._folder.is_ours and self._writer is None and self._problem is None and not self._closing:
+            if self._folder.is_writer and self._writer is None and self._problem is None and not self._closing:
                 self._writer = threading.Thread(target=self._write_all, name="notso-block-files", daemon=True)
                 self._writer.start()
 
@@ -329,10 +329,10 @@ class DiskStore:
                 self._writing, self._is_at_work = queued, True
                 if queued is not None:
                     self._folder.log.begin(queued.name, queued.conversations)
-                records, is_anew = self._folder.log.unsaved()
+                records, is_rewrite = self._folder.log.unsaved()
             size = 0
             try:
-                self._folder.log.save(records, is_anew)
+                self._folder.log.save(records, is_rewrite)
                 size = 0 if queued is None else self._write(queued)
             except (OSError, MemoryError) as error:
                 self._turn_off(error)
@@ -360,7 +360,7 @@ class DiskStore:
                 del self._queue[at]
             if size:
                 self._folder.add(queued.name, size)
-                # Conversations may have been added meanwhile, and an older file removed.
+                # During the write, conversations may have been added, or the records removed with an older file.
                 for conversation in queued.conversations:
                     self._folder.log.add(queued.name, conversation)
             elif str(queued.name) not in self._folder.files:

@@ -1,11 +1,11 @@
-"""KV cache: fixed blocks of 128 positions, each covering all layers.
+"""KV cache: blocks of 128 positions, each covering all layers.
 
-Formats below 8 bits are read through a Hadamard rotation and a codebook. With these formats, the first block of a
-sequence (attention sinks) and the blocks being written are read from a second, more precise cache (k8v8) instead. The
-blocks of this second cache are called windows. The block pool decides which blocks have a window.
+Values in formats below 8 bits are decoded with a codebook and a Hadamard rotation. With these formats, the first block
+of a sequence (attention sinks) and the blocks being written are read from a second, more precise cache (k8v8) instead.
+The blocks of this second cache are called windows. The block pool decides which blocks have a window.
 
 The KV format that was chosen for a model file is stored in the cache folder, so that the next engine chooses the same
-one.
+format and can use the blocks on disk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
     """Return whether most weights are floats or 8-bit."""
-    # With such weights, an 8-bit cache loses more accuracy than the format of the weights (docs/kernels/attention.md).
+    # With such weights, an 8-bit cache would lose more accuracy than the quantized weights (docs/kernels/attention.md).
     values = [(tensor.format.name in FINE_FORMATS, tensor.rows * tensor.cols) for tensor in tensors if tensor.rows > 1]
     return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
 
@@ -80,9 +80,9 @@ def _key(file: GGUFFile, context_tokens: int | None) -> str:
     return f"{file.path.name} {file.size_bytes} {context_tokens or 'any'}"
 
 
-# Touching memory makes the system allocate it. It is touched this many blocks before it is used, in at most MOST_LAYERS
-# layers between two steps. Allocating a large page takes milliseconds, and otherwise all layers would need one in the
-# same step.
+# The system allocates memory when it is first touched, which takes milliseconds for a large page. If a block were first
+# touched when it is used, every layer could need a new page in the same step. Therefore, memory is touched AHEAD_BLOCKS
+# blocks before it is used, in at most MOST_LAYERS layers between two steps.
 AHEAD_BLOCKS = 4
 MOST_LAYERS = 6
 
@@ -96,8 +96,8 @@ IDLE_LAYERS = 2
 class KVCache:
     """Keys and values in blocks, shared by up to `max_num_seqs` sequences of `capacity_tokens`.
 
-    blocks: their number; None, for a single sequence: as many as it needs, in order. windows: block -> window,
-    maintained by the block pool. Memory is reserved at construction and committed on first use.
+    blocks: number of blocks; None, for a single sequence: as many as it needs, in ascending order. windows: block ->
+    window, maintained by the block pool. Memory is reserved at construction and committed on first use.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class KVCache:
         self._touch(block + AHEAD_BLOCKS, min(layers, MOST_LAYERS))
 
     def touch_idle(self, blocks: int = 0) -> bool:
-        """Touch a few layers of the next block, up to at least `blocks`; return False if none is left."""
+        """Touch a few layers of a block, until at least `blocks` are touched; return False if none is left."""
         return self._is_ready_ahead and self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
 
     def _touch(self, last: int, layers: int) -> bool:
@@ -189,8 +189,8 @@ class KVCache:
         return b"".join(pool.read_block(block) for pool in self.pools)
 
     def load_block(self, block: int, read_into: Callable[[list[memoryview]], bool]) -> bool:
-        """Let `read_into` fill a block in the order of `read_block`, in place if possible; return its result."""
-        # If it returns False, the block is invalid.
+        """Fill a block with `read_into(buffers)`, whose order is that of `read_block`; return its result."""
+        # If the result is False, the content of the block is invalid.
         parts = [pool.block_memory(block) for pool in self.pools]
         if all(part is not None for part in parts):
             return read_into([memory for part in parts for memory in part or ()])
@@ -226,6 +226,7 @@ def _pools(
 
 
 def _window_pools(backend: Backend, config: SmolLM3Config, blocks: int) -> Sequence[KeyValuePool]:
-    # Windows are on small pages: few are used at a time, and one large page would hold a dozen, in every layer.
+    # Windows use small pages. Few windows are used at a time, and a large page, of which every layer would need at
+    # least one, holds a dozen.
     heads, dim = config.num_key_value_heads, config.head_dim
     return backend.key_value_pools(config.num_hidden_layers, blocks, heads, dim, WINDOW_FORMAT, large_pages=False)

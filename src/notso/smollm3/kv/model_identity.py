@@ -1,10 +1,10 @@
 """Identity of a model file by its content, so that cached blocks stay valid when it is copied, touched or mounted.
 
 The sampled identity of a file is a hash of its inode, times, size and samples of each tensor. It is fast to compute and
-used until the SHA-256 of the file is known. No other content can have the same sampled identity, since the inode and
-the time of the last change are included. The SHA-256 is computed once, in idle time and at low priority, and stored in
-the cache folder under the sampled identity. Blocks that were written before stay usable, because the stored entries map
-sampled identities to the SHA-256.
+used until the SHA-256 of the file is known. Other content cannot have the same sampled identity, because writing to a
+file changes its time of last change. The SHA-256 is computed once, in idle time and at low priority, and stored in the
+cache folder together with the sampled identity. These entries also show which blocks written under a sampled identity
+belong to the SHA-256, so that these blocks stay usable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ READ_BYTES = 4 << 20
 BUSY_S = 0.05  # seconds between checks whether a busy engine is idle again
 
 _log = logging.getLogger(__name__)
-_writing = threading.Lock()  # engines in one process share the folder
+_writing = threading.Lock()  # several engines of one process can share the folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def sampled_identity(file: GGUFFile) -> bytes:
 
 
 def content_identity(file: GGUFFile, marks: bytes = b"") -> bytes:
-    """Return 32 bytes, from samples of each tensor, that are equal for copies of a model file with the same marks."""
+    """Return a hash (32 bytes) of `marks` and of samples of each tensor, which are equal for copies of a file."""
     digest = hashlib.blake2b(marks, digest_size=DIGEST_BYTES)
     for name, tensor in sorted(file.tensors.items()):
         digest.update(repr((name, tensor.format.name, tensor.shape)).encode())

@@ -21,17 +21,17 @@ from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_h
 from notso.smollm3.scheduling.sequence import BlockLoad, Sequence
 from notso.system.processors import usable_processors
 
-TAG = b"chats"  # tag of this program's files; no others are removed
+TAG = b"chats"  # tag in the names of this program's files; files with other tags are never removed
 
-LAST_WORDS_S = 3.0  # seconds for pending writes at shutdown
+SHUTDOWN_WRITE_S = 3.0  # seconds for pending writes at shutdown
 
 AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a disk can read concurrently
 
 LACKING_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64  # blocks with memory touched ahead for loads from disk: those of a chat of the default length
+READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk: a chat of the default context
 
-MOST_READERS = 4  # threads that load blocks, if there are as many processors
+MOST_READERS = 4  # maximum threads that load blocks; fewer if there are fewer processors
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class _Offer:
 
 
 class KVOffload:
-    """Stores blocks of one cache in files. For the engine's thread, between steps."""
+    """Stores blocks of one cache in files. Must be used on the engine thread, between steps."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class KVOffload:
         self._chats = chats
         self._of_chats = self._files, self._windows
         self._stores = [*chats, *self.readings.stores]
-        self._offers: dict[int, _Offer] = {}  # by block, so there is at most one per block
+        self._offers: dict[int, _Offer] = {}  # by block: a new offer replaces an older one
         # (hash, is_partial) of a block that could not be loaded -> time until which it is ignored
         self._lacking: dict[tuple[bytes, bool], float] = {}
 
@@ -203,7 +203,7 @@ class KVOffload:
                     self.readings.belongs_to(hash, sequence.reading)
             elif not self.has(hash):
                 offered = self._offers.get(block)
-                if self._has_room and (offered is None or offered.hash != hash):  # an equal one may be pinned
+                if self._has_room and (offered is None or offered.hash != hash):  # an equal offer may be pinned
                     self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0)
             else:
                 for files, kept_by in product(self._chats, sequence.kept_by(index)):
@@ -235,7 +235,7 @@ class KVOffload:
         return bool(self._offers) and self._is_writing
 
     def work(self) -> bool:
-        """Queue one offered block for writing; return False if there is none, or no room."""
+        """Queue one offered block for writing; return False if none is offered or the queue is full."""
         if not self.has_work:
             return False
         offer = next(iter(self._offers.values()))
@@ -284,7 +284,7 @@ class KVOffload:
         self._offers.clear()
 
     def close(self) -> None:
-        deadline = time.monotonic() + LAST_WORDS_S
+        deadline = time.monotonic() + SHUTDOWN_WRITE_S
         while self.has_work and time.monotonic() < deadline:
             if not self.work():
                 time.sleep(0.01)
@@ -293,7 +293,7 @@ class KVOffload:
 
 
 class Readings:
-    """Pinned readings of all models, in a folder. `windows` is None if the KV format has no windows."""
+    """Pinned readings of all models on disk. `windows` is None if the KV format has none."""
 
     def __init__(
         self, folder: Path, cache_version: bytes, block_bytes: int, window_bytes: int, budget_bytes: int
@@ -328,7 +328,7 @@ class Readings:
         return len(blocks), sum(blocks) + sum(map(sum, windows))
 
     def make_room(self, reading: bytes, blocks: int, unwritten: int) -> bool:
-        """Evict other readings until `unwritten` blocks fit; return False if all `blocks` exceed the budget."""
+        """Evict other readings until `unwritten` of `blocks` blocks fit; return False if they cannot."""
         block, window = (0 if files is None else _file_bytes(files) for files in (self.files, self.windows))
         if blocks * block + window > self._budget_bytes:
             if not self._has_warned:

@@ -13,8 +13,8 @@ from notso.smollm3.model.lora import MAX_RANK, AdaptedRows
 Numbers = Sequence[int]
 
 SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "logits")  # one row per sampled token
-SHARED = ("backend", "adapted", "inner")  # common to all slices of a step
-MOST_INNER = 3  # most A matrices of an adapter that multiply the same rows (q, k and v)
+SHARED = ("backend", "adapted", "inner")  # attributes that `part` does not slice
+MOST_INNER = 3  # maximum number of an adapter's A matrices with the same input (those of q, k and v)
 
 
 class InputBatch:
@@ -45,7 +45,7 @@ class InputBatch:
         # Rows that use an adapter, and the arrays that `open_for_adapters` allocates for them.
         self.adapted: tuple[AdaptedRows, ...] = ()
         self.inner: Array | None = None  # products A x of several matrices, concatenated
-        self.up: Array | None = None  # up projection, which without adapters is never stored
+        self.up: Array | None = None  # up projection, which is stored only in steps with adapters
 
     def open_for_adapters(self) -> None:
         if self.up is None:

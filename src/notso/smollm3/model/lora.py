@@ -1,12 +1,12 @@
 """Low-rank adapters: y = W x + B (A x), with W unchanged.
 
-Adapters are not merged, so that the base stays quantized and steps can mix adapters.
+Adapters are not merged into W, so that W stays quantized and a step can compute sequences with different adapters.
 
 Adapters are read from llama.cpp's GGUF files and PEFT folders. An unsupported setting that would change the results
 raises an error that names the setting. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
 
-The settings in PEFT's `adapter_config.json` are checked against an allow-list: a setting is either applied as PEFT
-applies it at load time, or has no effect on inference at the allowed values; all others are rejected. Source: PEFT
+The settings in PEFT's `adapter_config.json` are checked against an allow-list. An allowed setting is either applied as
+PEFT applies it at load time, or has a value that does not affect inference. All others are rejected. Source: PEFT
 0.21.2, LoraConfig, tuners_utils.check_target_module_exists and LoraLayer.update_layer;
 `tests/smollm3/tuning/test_peft_settings.py` compares the list with the installed PEFT.
 """
@@ -82,6 +82,7 @@ MAX_SETTING = 1e12  # maximum rank or alpha; JSON integers can exceed the range 
 # Limits for `rank_pattern` and `alpha_pattern`: entries (the matrices of 256 layers), and characters of an expression.
 MAX_PATTERNS, MAX_PATTERN_CHARACTERS = 1792, 1000
 
+# Settings that are applied.
 COMPUTED = frozenset(
     {
         *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
@@ -97,7 +98,7 @@ HARMLESS = frozenset(
         # training only, and parameters of initialization methods
         *("inference_mode", "lora_dropout", "velora_config", "monteclora_config"),
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
-        # for kinds of layers and models that SmolLM3 lacks, and for unsupported methods
+        # for layers and models of other kinds, and for unsupported methods
         *("fan_in_fan_out", "ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config"),
     }
 )
@@ -118,7 +119,8 @@ REFUSED: Mapping[str, str] = {
     "megatron_config": "Megatron",
 }
 
-# Values at which the update is the plain product B A. PiSSA, OLoRA, CorDA and LoftQ change the base model, too.
+# Accepted values: those with which the update is the plain product B A. Of the rejected values of init_lora_weights,
+# PiSSA, OLoRA, CorDA and LoftQ also change the base model.
 CHOICES: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": (None, "CAUSAL_LM"),
@@ -141,7 +143,8 @@ class PeftConfig:
     lora_alpha: float
     use_rslora: bool
     draws_missing: bool  # whether PEFT initializes missing tensors at random
-    adapts: Callable[[str, int], bool]  # whether a module, such as `model.layers.0.mlp.up_proj`, of a layer is adapted
+    # Whether a module (such as `model.layers.0.mlp.up_proj`) is adapted, given its name and layer.
+    adapts: Callable[[str, int], bool]
     _ranks: Sequence[tuple[Callable[[str], bool], Any]]
     _alphas: Sequence[tuple[Callable[[str], bool], Any]]
 
@@ -252,7 +255,7 @@ def _patterns(settings: Mapping[str, Any], key: str) -> list[tuple[Callable[[str
 
 
 def _expression(key: str, pattern: str) -> Callable[[str], bool]:
-    # Rust interprets nested character sets, Python does not.
+    # Nested character sets are rejected because Rust interprets them and Python, which PEFT uses, does not.
     if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
     # pydantic's Rust engine matches in linear time, which is necessary for expressions from untrusted files.
@@ -280,14 +283,14 @@ def _is_number(value: Any) -> bool:
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 DIGEST_BYTES = 16
-# Ranks are zero-padded to a multiple of the vector width, because the remainder of a short row would cost more.
+# Ranks are zero-padded to a multiple of the vector width, because a separate loop for the remainder would take longer.
 RANK_STEP = 16
 
 _GGUF_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
 _PEFT_NAME = re.compile(r"base_model\.model\.(model\.layers\.(\d{1,4})\.\w+\.(\w+))\.lora_([AB])\.weight", re.ASCII)
 _TRAINING_ONLY = (".lora_velora_embed", ".lora_monteclora_sampler.")
 _ROLES = {TENSOR_NAMES[role]: role for role in MATRICES}
-# Supported `adapter.*` keys. llama.cpp displays the last two, and applies neither.
+# Supported `adapter.*` keys. The last two do not affect results: llama.cpp only displays them.
 _GGUF_KEYS = {"type", "lora.alpha", "lora.task_name", "lora.prompt_prefix"}
 
 Place = tuple[int, str, str]  # layer, name in LayerWeights, "a" or "b"
@@ -335,7 +338,7 @@ class _Tensors:
     nbytes: int = 0
 
     def take(self, place: Place, tensor: QTensor, *, head_dim: int = 0) -> None:
-        # `head_dim`: size of heads, if their rows are to be reordered, else 0.
+        # `head_dim`: head dimension if the rows of each head must be reordered, else 0.
         layer, role, part = place
         if layer >= self.config.num_hidden_layers:
             raise ModelFileError(f"it changes layer {layer}, but this model has {self.config.num_hidden_layers} layers")

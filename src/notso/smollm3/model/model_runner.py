@@ -1,4 +1,4 @@
-"""Execution of scheduled steps over many sequences."""
+"""Execution of the steps that the scheduler plans."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from notso.smollm3.scheduling.sequence import MAX_ROWS, MAX_SAMPLED, Chunk
 
 Floats = npt.NDArray[np.float32]
 
-# Decode steps of up to this many rows are captured (recorded as native programs) and replayed, because interpreter
-# overhead would be noticeable.
+# Steps of up to this many rows are captured (recorded as native programs) and replayed, because they are so short that
+# interpreter overhead would be noticeable.
 CAPTURED_ROWS = MAX_SAMPLED
 
 MAX_CAPTURED_STEPS = 160
@@ -70,7 +70,7 @@ class ModelRunner:
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
         """Run a step. Return each chunk's logits (sampled rows, vocab), valid until the next step.
 
-        Returns None if `go_on(layer)`, which only uncaptured steps call, is False. `once`: do not capture.
+        Only steps that are not captured call `go_on(layer)`; if it is False, returns None. `once`: do not capture.
         """
         order = sorted(range(len(chunks)), key=lambda number: _adapter_key(chunks[number]))
         if order != list(range(len(chunks))):  # rows of one adapter must be contiguous
@@ -120,7 +120,8 @@ class ModelRunner:
         return states.astype(np.float32)
 
     def capture_ahead(self) -> None:
-        # Captures one step per call, and none while weights are migrating, because a swap invalidates all captures.
+        # Captures one step per call. None is captured while weights are migrating, because adopting a migrated layer
+        # invalidates all captured steps.
         # `has_captured_steps` is set once all likely steps (a token, or the last tokens of a prompt) are captured, or a
         # capture has failed.
         if self.placement is not None and not self.placement.is_finished:

@@ -35,7 +35,7 @@ class SmolLM3:
     def forward(self, step: InputBatch, go_on: Callable[[int], bool] = lambda _: True) -> bool:
         """Run a step: fill the cache and step.logits (sampled, V) float32.
 
-        If `go_on(layer)`, called before each layer, returns False, abandon it and return False.
+        `go_on(layer)` is called before each layer. If it returns False, abandon the step and return False.
         """
         weights, ops = self.weights, self.backend
         ops.embed_rows(weights.embed_tokens, step.token_ids, step.x)

@@ -1,7 +1,8 @@
 """Migration of the weights, layer by layer, from the memory-mapped file to huge pages, which are faster to read.
 
-A background thread copies each layer, packed if the kernels support it. Between steps, the engine swaps the copy in and
-releases the file's pages, so that no more than one layer is in memory twice. Results do not change.
+A background thread copies each layer, packed (rearranged for the kernels) if the kernels support it. Between steps, the
+engine replaces the layer by its copy and releases the file's pages, so that at most one layer is in memory twice.
+Results do not change.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from notso.smollm3.model.weights import MATRICES, READ_TOGETHER, LayerWeights, S
 # Smaller files stay in CPU caches or are read quickly; "auto" leaves them mapped.
 WORTHWHILE_BYTES = 256 << 20
 
-# Memory that "auto" leaves free, because the copy and the mapped pages both count until the latter are released.
+# Memory that must remain free if "auto" copies the weights. It is needed because the mapped pages of a layer and its
+# copy are both in memory until the pages are released.
 SPARE_BYTES = 1 << 30
 
 _log = logging.getLogger(__name__)
@@ -133,7 +135,7 @@ class WeightPlacement:
             self.finished.set()
 
     def _offer(self, index: int, copy: LayerWeights | Weight) -> None:
-        # Wait until the copy is adopted: the memory plan has room for one at a time.
+        # Waits until the copy is adopted, because the memory plan has room for only one copy besides the mapped file.
         self._ready.append((index, copy))
         self._signal.wake()
         while self._ready and not self._stopping.is_set():

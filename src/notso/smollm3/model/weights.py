@@ -1,6 +1,6 @@
 """Model weights by role; the only module that knows GGUF tensor names.
 
-This module also chooses the block format of each tensor in the known quantization mixes.
+This module also chooses the block format of each tensor for the mixes Q4_K_M and Q5_K_M.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FILE_TYPES = {
 
 
 def has_more_bits(layer: int, layers: int) -> bool:
-    """Whether a layer's attn_v and ffn_down use Q6_K (llama.cpp: use_more_bits)."""
+    """Return whether a layer's attn_v and ffn_down use Q6_K (llama.cpp: use_more_bits)."""
     # The first and last eighths of the layers, and every third layer in between.
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def format_in(mix: str, name: str, sides: int, layers: int, *, is_tied: bool) -> Format:
-    """Return the format of a tensor; its name lacks `.weight`."""
+    """Return a tensor's format in a mix; name: without `.weight`, sides: number of dimensions."""
     if sides == 1:
         return F32
     if mix not in MIXED:

@@ -1,16 +1,17 @@
 """Block pool of the KV cache: reference counts and prefix caching.
 
-A block holds 128 positions of the cache in every layer. Its content depends only on the tokens up to its end, so a
-block is identified by the hash of all earlier tokens (`parent_hash`) and its own tokens. Unreferenced blocks keep their
-content until they are evicted in LRU order, so continued chats, shared system prompts and edited messages reuse their
-common prefix.
+A block holds the keys and values of 128 positions in every layer. They depend only on the tokens up to the block's end,
+so a block is identified by the hash of all earlier tokens (`parent_hash`) and its own tokens. Unreferenced blocks keep
+their content until they are evicted in LRU order, so continued chats, shared system prompts and edited messages reuse
+their common prefix.
 
 A block records the conversations that computed or used it, and is dropped when all of them have been evicted. A
-"reading" is a named prompt prefix, usually of documents, with pinned blocks. These blocks record the reading as well as
-the conversations: they outlive the conversations, and are dropped when the last reading that contains them is removed.
+"reading" is a named prompt prefix, usually documents, whose blocks are pinned: they also record the reading, and are
+kept until every reading that contains them has been removed, even after their conversations have been evicted.
 
-KV formats below 8 bits store the first block of a sequence and incomplete blocks in a more precise format as well. The
-space for such a copy is called a window; there are fewer windows than blocks. The arrays are in kv_cache.py.
+With KV formats below 8 bits, the first block of a sequence and incomplete blocks are also stored in a more precise
+format. The memory of such a copy is called a window; there are fewer windows than blocks. This module assigns windows
+to blocks; the arrays are in kv_cache.py.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from types import MappingProxyType
 
 from notso.smollm3.common_prefix import common_length
 
-# Positions per block; a test ties it to `notso.qtensor.TILE_POSITIONS`.
+# Positions per block; a test checks that it equals `notso.qtensor.TILE_POSITIONS`.
 BLOCK_TOKENS = 128
 
 HASH_BYTES = 16
 CONVERSATION_BYTES = 8
 
-# Stands for the conversation of requests that do not name one; evicted only when the whole cache is cleared.
+# Conversation digest of requests without a conversation name. Their blocks cannot be evicted by conversation.
 ANONYMOUS = bytes(CONVERSATION_BYTES)
 
-# This bit is set in the first byte of a reading's digest, and clear in a conversation's.
+# Bit of a digest's first byte: set for readings, clear for conversations.
 _READING_BIT = 0x80
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSalt:
-    """Salt of a sequence's block hashes: `root`, and from block `shared_blocks` on also `private`, if not empty."""
+    """Salt of a sequence's block hashes: `root`, and from block `shared_blocks` on, also `private` unless empty."""
 
-    # Cached blocks are found only by prompts with equal salts. Owners that share a root share the first blocks, but
-    # only the owner of `private` finds those that follow.
+    # A prompt finds only cached blocks with its own salt. Owners with the same root thus share the first
+    # `shared_blocks` blocks, while later blocks are found only by the owner with the same `private`.
 
     root: bytes
     private: bytes = b""
@@ -156,7 +157,7 @@ class BlockPool:
 
     def find_partial(self, parent_hash: bytes, tokens: Sequence[int]) -> tuple[int, int]:
         """Return the block after `parent_hash` that shares the most leading tokens, and their number, or (-1, 0)."""
-        # In formats with windows, a block can be used in part only if it has a window.
+        # In formats with windows, only the window of a block can be used in part, not the block itself.
         best, most = -1, 0
         for held, block in self._children.get(parent_hash, {}).items():
             common = common_length(held, tokens)
@@ -177,7 +178,7 @@ class BlockPool:
             hash = block_hash(parent_hash, piece)
         return blocks
 
-    def deprioritise(self, blocks: Sequence[int]) -> int:
+    def deprioritize(self, blocks: Sequence[int]) -> int:
         """Move unreferenced `blocks` to the front of the eviction order; return their number."""
         cached = [block for block in blocks if block in self._unreferenced]
         for block in cached:  # the last one will be the first to be evicted
@@ -206,7 +207,7 @@ class BlockPool:
             self._evict(block)
 
     def evict(self, conversation: bytes) -> None:
-        """Remove a conversation or reading and the blocks that no other one keeps."""
+        """Remove a conversation or reading, and the blocks that belong to no other."""
         for block, entry in enumerate(self._blocks):
             if conversation in entry.conversations:
                 entry.conversations.discard(conversation)
@@ -313,7 +314,7 @@ def reading_digest(owner: str, scope: str | None, reading: str) -> bytes:
 
 def outlives(left: Collection[bytes], evicted: bytes) -> bool:
     """Return whether a block is kept after `evicted` is removed; `left`: its other conversations and readings."""
-    # Removing a reading also drops the blocks that conversations used, but not those of other readings.
+    # If a reading is removed, only other readings keep its blocks. Conversations that used them do not.
     return any(map(is_reading, left)) if is_reading(evicted) else bool(left)
 
 

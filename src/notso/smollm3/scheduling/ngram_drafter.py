@@ -5,14 +5,14 @@ the next tokens. Draft tokens are computed in the same step as the next token of
 as it would be without drafts, and drafts that equal the sampled tokens are accepted, so drafts affect the speed but
 never the text.
 
-The drafter chooses the draft length with the highest expected number of tokens per second. It estimates the acceptance
-rate, per answer and by length of the match, and the cost of additional rows (tokens in a step). Even after a match of a
-single token, the draft is right often enough to pay for its row. When three successive drafts from longer matches are
-rejected at their first token, the drafter pauses, each time for longer.
+The drafter chooses the draft length with the highest expected number of tokens per second. For this, it estimates the
+acceptance rate of each answer by match length, and the cost of additional rows (tokens in a step). Even a draft after a
+single-token match is accepted often enough to be worth one row. When three successive drafts after matches of at least
+three tokens are rejected at their first token, the drafter pauses, each time for longer.
 
-The cost of draft tokens is derived from measured step latencies by number of rows. A step reads every weight once, so
-the first additional rows are nearly free; how many depends on the kernels and the machine. Planned costs are used until
-steps have been measured, and dampen outliers afterwards.
+The cost of draft tokens is derived from the measured latencies of steps with different numbers of rows. A step reads
+every weight once, whatever its number of rows, so the first additional rows are nearly free; their number depends on
+the kernels and the machine. Planned costs are used until steps have been measured, and dampen outliers afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from notso.smollm3.scheduling.sequence import MAX_SAMPLED
 PLANNED = {1: 1.0, 4: 1.1, 8: 1.3, 16: 1.8}
 
 PLANNED_WEIGHT = 3.0  # the planned cost counts as much as this many timings
-LONGEST_MEMORY = 30.0  # number of timings after which the average becomes exponential and older ones fade
+LONGEST_MEMORY = 30.0  # number of timings after which the mean becomes an exponential moving average
 OUTLIER = 2.0  # cap on a timing relative to the expected one
 
 
@@ -59,7 +59,7 @@ class StepLatency:
         return (PLANNED_WEIGHT * expected + weight * self._seconds[rows]) / (PLANNED_WEIGHT + weight)
 
     def ratio(self, rows: int, more: int) -> float:
-        # Beyond 64 rows, the cost is taken to be proportional to the rows.
+        # Above 64 rows, the cost is assumed to be proportional to the number of rows.
         if rows + more > MAX_SAMPLED:
             return (rows + more) / rows
         if not self._units:
@@ -91,9 +91,9 @@ MATCH_CLASSES = (1, 2, 3, 4, 6, 9, 14, 22, 32)
 # Prior acceptance rate per class, measured on the tasks of benchmarks/speculation.py.
 EXPECTED_RIGHT = (0.15, 0.30, 0.45, 0.40, 0.55, 0.70, 0.82, 0.90, 0.95)
 EXPECTED_WEIGHT = 4.0  # the prior counts as much as this many draft tokens
-MEMORY = 0.94  # decay of the counts with each draft token that is accepted or rejected
-# Step of the acceptance rate toward the prior whenever a draft is not worthwhile; without it, drafting would never
-# resume.
+MEMORY = 0.94  # factor by which earlier counts decay with each accepted or rejected draft token
+# Whenever a draft is not worthwhile, the estimated acceptance rate moves toward the prior by this fraction. A low
+# estimate would otherwise be final, because without drafts there is nothing to measure.
 RECOVERY = 0.02
 
 WORTH_IT = 1.04  # minimum gain in expected tokens per second for which drafts are made
@@ -119,7 +119,7 @@ class NgramDrafter:
         self._never = never
         self._latency = latency or StepLatency()
         self._ids = array("i")
-        # Position after the latest occurrence of three tokens, of two, and of one.
+        # Position after the latest occurrence of each triple of tokens, each pair, and each token.
         self._last: dict[int, int] = {}
         self._last_pair: dict[int, int] = {}
         self._last_token: dict[int, int] = {}
@@ -183,10 +183,10 @@ class NgramDrafter:
             self._empty_rounds, self._silence = 0, FIRST_SILENCE
             return
         if MATCH_CLASSES[self._class] < COMPARED_MATCH:
-            return  # drafts of short matches are mostly wrong, and their acceptance rate accounts for it
+            return  # drafts after short matches are mostly wrong; the estimated acceptance rate accounts for this
         self._empty_rounds += 1
         if self._empty_rounds >= EMPTY_ROUNDS:
-            self._empty_rounds = EMPTY_ROUNDS - 1  # one more failure after the pause starts the next
+            self._empty_rounds = EMPTY_ROUNDS - 1  # after the pause, a single failure starts the next pause
             self._silent_until = len(self._ids) + self._silence
             self._silence = min(2 * self._silence, LONGEST_SILENCE)
 

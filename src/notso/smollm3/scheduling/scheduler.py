@@ -2,8 +2,8 @@
 
 The scheduler is a pure state machine: `schedule` plans the tokens of the next step, and `advance` records its outcome.
 Every step contains one token of each decoding sequence; the remaining rows are prefill, so long prompts do not stall
-running chats. When blocks run out, the last sequence in order is preempted. Its computed prefix stays cached while
-there is room.
+running chats. When no block is free, the last sequence in the order described below is preempted. Its computed prefix
+stays cached while there is room.
 
 Sequences are ordered by priority, then by the number of sequences of the same owner ahead of them, then by arrival. The
 first sequence of each owner thus precedes all second sequences, which are preempted if necessary. A sequence that has
@@ -25,7 +25,7 @@ from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad,
 # A sequence with at most this many pending tokens counts as decoding.
 FEW_ROWS = 8
 
-# A waiting sequence precedes all priorities once more than this many later arrivals have been admitted first.
+# A waiting sequence precedes all others once more than this many later arrivals have been admitted before it.
 MAX_STARVATION = 16
 
 # Maximum blocks loaded from disk between two steps, so that running chats do not stall.
@@ -83,7 +83,8 @@ class Scheduler:
 
     def schedule(self, prompt_tokens: int, max_rows: int) -> Plan:
         """Plan a step of up to `max_rows` rows: decoding sequences, then up to `prompt_tokens` prompt tokens."""
-        # The plan is empty only if no sequence waits or runs, or if other users of the pool hold the blocks.
+        # The plan is empty only if no sequence waits or runs, or if blocks outside the scheduler's sequences are in
+        # use.
         plan = Plan()
         self._admit(plan)
         for sequence in _in_turn(self.running):
@@ -119,7 +120,7 @@ class Scheduler:
             sequence.hashes.append(block_hash(parent_hash, tokens))
 
     def load_failed(self, load: BlockLoad) -> None:
-        """Drop this and later blocks of the sequence for recomputation; its planned chunks become invalid."""
+        """Drop the block and later ones of the sequence, to recompute them; planned chunks become invalid."""
         sequence = load.sequence
         if sequence.batch_index is None or load.block not in sequence.blocks:
             return
@@ -137,7 +138,7 @@ class Scheduler:
         self._register(sequence, index, sequence.parent_hash(index), sequence.tokens[at : at + BLOCK_TOKENS])
 
     def evict(self, conversation: bytes) -> None:
-        """Evict a conversation or reading and the blocks that no other one keeps."""
+        """Evict a conversation or reading, and the blocks that belong to no other."""
         for sequence in (*self.waiting, *self.running):
             if conversation in (sequence.conversation, sequence.reading):
                 sequence.conversation, sequence.reading, sequence.is_evicted = None, None, True
@@ -183,8 +184,8 @@ class Scheduler:
         return sorted(found, key=lambda each: (_urgency(each), self._prefilled[each.owner]))
 
     def _gives_way_to(self, sequence: Sequence) -> Sequence | None:
-        # If the owner has nothing running: returns the last sequence of the owner with the most running sequences,
-        # provided that this owner has at least two.
+        # Returns the sequence to preempt for a waiting `sequence` whose owner has none running: the last sequence of
+        # the owner with the most running sequences, if that owner has at least two.
         running = Counter(each.owner for each in self.running)
         if running[sequence.owner]:
             return None
@@ -192,8 +193,8 @@ class Scheduler:
         return max(others, key=lambda each: (running[each.owner], _order(each)), default=None)
 
     def _fits(self, sequence: Sequence) -> bool:
-        # Each running sequence may soon need another block. A single sequence always fits, unless other users of the
-        # pool hold blocks.
+        # Keeps one block available per running sequence, which may soon need it. If none is running, the sequence
+        # always fits, unless blocks outside the scheduler's sequences are in use.
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS)
         return needed + len(self.running) <= self.pool.available
 
@@ -202,7 +203,8 @@ class Scheduler:
         if full < len(sequence.blocks) and sequence.computed > full * BLOCK_TOKENS:
             partial = sequence.tokens[full * BLOCK_TOKENS : sequence.computed]
             self._register(sequence, full, sequence.next_parent, partial)
-        # The last blocks are evicted first, so that prefixes live longest.
+        # Blocks are evicted in the order in which they are freed. The last ones are freed first, because the first ones
+        # are more likely to be shared with other prompts.
         for block in reversed(sequence.blocks):
             self.pool.free(block)
         if sequence.batch_index is not None:
@@ -253,7 +255,7 @@ class Scheduler:
         sequence.computed = index * BLOCK_TOKENS
 
     def _make_room(self, sequence: Sequence, length: int, plan: Plan) -> bool:
-        # Preempts the last sequences in order if necessary. Returns False if this sequence was preempted itself.
+        # Preempts the last running sequences if necessary. Returns False if `sequence` itself was preempted.
         while len(sequence.blocks) * BLOCK_TOKENS < length:
             block = self._allocate(sequence, plan)
             if block is None:
@@ -275,9 +277,9 @@ class Scheduler:
                     return None
 
     def _match(self, sequence: Sequence, plan: Plan) -> bool:
-        # Assigns cached blocks to the sequence. Scored prompts are computed completely. Of other prompts, at least the
-        # last token is computed, because its logits are needed. Returns True if the sequence has to wait for another
-        # step to load blocks from disk, or was preempted.
+        # Assigns cached blocks to the sequence. Scored prompts get none, because they are computed completely. The last
+        # token of other prompts is always computed, because its logits are needed. Returns True if the sequence was
+        # preempted, or has to wait for the next step to load more blocks from disk.
         if sequence.is_scoring or sequence.unscored:
             return False
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
@@ -370,10 +372,10 @@ def _order(sequence: Sequence) -> tuple[int, int]:
     return (_urgency(sequence), sequence.arrival)
 
 
-TILE_ROWS = 16  # kernels process rows in tiles, so the duration of a step is measured by number of tiles
-LEAST_TOKENS = 9  # a sequence with fewer pending tokens counts as decoding (FEW_ROWS)
+TILE_ROWS = 16  # kernels process rows in tiles, so step durations are recorded by number of tiles
+LEAST_TOKENS = 9  # smallest prefill: with fewer pending tokens, a sequence counts as decoding (FEW_ROWS)
 
-# A timing is dropped after this many steps.
+# A timing is dropped after this many steps: by then, prompts are longer or different.
 REMEMBERED_STEPS = 64
 
 OUTLIER = 2.0  # cap on a timing relative to the previous one
@@ -409,7 +411,7 @@ class PrefillBudget:
 
     def _expected(self, tiles: int, decode_s: float, token_s: float) -> float:
         known = max((other for other in self._seconds if other <= tiles), default=0)
-        if known:  # an additional tile is assumed to cost as much as a measured one, on average
+        if known:  # an additional tile is assumed to cost the average of the measured tiles
             seconds = self._seconds[known]
             return seconds + (tiles - known) * max(0.0, seconds - decode_s) / known
         return decode_s + tiles * TILE_ROWS * token_s if decode_s and token_s else float("inf")

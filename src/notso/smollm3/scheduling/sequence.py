@@ -1,4 +1,4 @@
-"""Sequences of tokens with their cache blocks, and the plan of a step, which the scheduler makes for the engine."""
+"""Token sequences with their cache blocks, and plans of steps, which the scheduler creates and the engine executes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Sequence:
     """Tokens of a request. The keys and values of the first `computed` tokens are in `blocks`."""
 
     # hashes[i]: hash of the salt and all tokens up to the end of full block i.
-    # conversation: digest that every registered block records; None: not recorded.
-    # reading: digest of the pinned prefix, which the blocks of this prefix record (see block_pool).
+    # conversation: digest that the sequence's cached blocks record; None: they record no conversation.
+    # reading: digest of the reading (see block_pool) that pins the blocks of the prompt's prefix, if any.
     # batch_index: row in the block tables while running.
-    # owner: owners get equal shares of the engine.
+    # owner: name of a user or API key. The scheduler gives owners equal shares of the engine.
     # adapter: opaque to the scheduler.
     # scored: compute the whole prompt without cached blocks, with logits at all positions from `scored_from` on.
     prompt: Tokens[int]
@@ -41,7 +41,7 @@ class Sequence:
     starvation_count: int = 0  # number of later arrivals that were admitted first
     cached: int = 0  # prompt tokens found in the cache
     started: bool = False  # a chunk has been computed
-    returned: bool = False  # preempted after it started, so cached blocks may be ones that it computed itself
+    returned: bool = False  # preempted after it started, so it may find cached blocks that it computed itself
     is_evicted: bool = False  # the conversation or reading was evicted, so no further blocks are registered
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class BlockLoad:
-    """Load of block `hash` from disk or, if `is_partial`, of the partial block after it."""
+    """Load from disk of block `hash` or, if `is_partial`, of the partial block after block `hash`."""
 
     # The engine reports the outcome to `Scheduler.loaded` or `Scheduler.load_failed`.
     sequence: Sequence

@@ -1,4 +1,4 @@
-"""Writing of adapters as GGUF files, or merged with the base model."""
+"""Writing of LoRA adapters, as GGUF files or merged into the base model."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
     writer.add("general.architecture", ARCHITECTURE, "string")
     writer.add("general.name", name, "string")
     writer.add("adapter.type", "lora", "string")
-    writer.add("adapter.lora.alpha", 0.0, "float32")  # the scale is part of the values
+    writer.add("adapter.lora.alpha", 0.0, "float32")  # 0: the values are already scaled
     for index, layer in enumerate(adapter.layers):
         for role, pair in layer.items():
             for part, tensor in (("a", pair.a), ("b", pair.b)):
                 values = tensor.dequantize()
-                # F16 is used where it is precise enough. Ranks are zero-padded as for the engine.
+                # F16 is used for tensors for which it is precise enough. `read_adapter` has zero-padded the ranks.
                 halves = QTensor.quantize(values, F16)
                 kept = halves if _is_near(halves.dequantize(), values) else QTensor.quantize(values, F32)
                 where = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"
@@ -47,12 +47,13 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
 
 
 def _is_near(halves: Floats, values: Floats) -> bool:
-    # The error may not exceed that of rounding the largest value, even for values that are subnormal in F16.
+    # Returns whether no error exceeds 2^-11 of the largest value. This is false only if values are subnormal in F16 or
+    # exceed its range.
     return float(np.abs(halves - values).max()) <= 2**-11 * float(np.abs(values).max())
 
 
 def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: int | None = None) -> int:
-    """Write `base` merged with the adapter; return the size of its tensors in bytes.
+    """Write `base` with the adapter merged in; return the size of its tensors in bytes.
 
     Raises the errors of `write_adapter`, and InvalidRequestError if rows are not whole blocks.
     """

@@ -96,6 +96,6 @@ def hf_rows(tensor: QTensor, role: str, head_dim: int) -> Floats:
     values = tensor.dequantize().reshape(tensor.shape)
     if role not in ("q_proj", "k_proj"):
         return values
-    # Within each head of q and k, even rows come first, then odd rows.
+    # In transformers, each head of q and k has the even rows of the GGUF tensor first, then the odd rows.
     pairs = values.reshape(-1, head_dim // 2, 2, values.shape[1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

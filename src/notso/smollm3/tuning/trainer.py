@@ -1,6 +1,6 @@
-"""LoRA training with TRL and PEFT; it can be resumed from checkpoints.
+"""LoRA training with TRL and PEFT, which can be resumed from checkpoints.
 
-This is the only module that uses these optional libraries. It imports them when training starts.
+Only this module uses these optional libraries. It imports them when training starts.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def train(
     state = _begin(folder, digest, day, recipe)
     gpu = torch.cuda.is_available()
     large = parameters > LARGE_PARAMETERS
-    one_by_one = large or not gpu  # on a CPU, padding costs time and batching gains none
+    one_by_one = large or not gpu  # on a CPU, batches are not faster, and their padding costs time
     torch.manual_seed(recipe.seed)
     model = load_base(torch.bfloat16 if large or gpu else torch.float32)
     config = SFTConfig(
@@ -249,7 +249,7 @@ def _write(folder: Path, known: dict[str, Any]) -> None:
 def _last_checkpoint(folder: Path) -> Path | None:
     found = None
     for path in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
-        # A checkpoint without the state file, which is written last, is incomplete.
+        # The state file is written last, so a checkpoint without it is incomplete. Incomplete checkpoints are removed.
         try:
             json.loads((path / "trainer_state.json").read_text("utf-8"))
             found = found or path

@@ -1,8 +1,9 @@
 """Training rows: tokenized conversations from JSONL, with labels.
 
-The model's chat template renders them as at run time. Only the tokens of an answer, up to its end token, have labels.
+The model's chat template renders them as at run time. Only the tokens of answers, including their end tokens, have
+labels.
 
-Rehearsal rows are answers of the untuned model, used for training together with new rows to preserve its abilities.
+Rehearsal rows contain answers of the untuned model. Training also uses them, to preserve the model's abilities.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ class RowWriter:
         return TrainingRow(ids[: learned[-1] + 1], labels[: learned[-1] + 1])
 
     def _whole(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:
-        # The common prefix of two continuations is the rendered conversation, without a generation prompt.
+        # The prompts end with different user messages, so their common prefix is the rendered conversation without a
+        # generation prompt.
         one, other = (self._prompts.write([*messages, Message("user", words)], asked).ids for words in ("a", "1"))
         return one[: common_length(one, other)]
 
@@ -191,7 +193,8 @@ Progress = Callable[[str, int, int], None]
 class Conversation:
     """A conversation for the model to answer."""
 
-    # An answer is generated for each user message or tool result that has none.
+    # An answer is generated after each user message, and after the last of successive tool results, unless an assistant
+    # message follows in `messages`.
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
     thinking: bool = False
@@ -250,7 +253,8 @@ def answered(
             asked = [_submit(engine, each, max_tokens, day) for each in open_ones]
             made = [_answer(generation, each.thinking) for generation, each in zip(asked, open_ones, strict=True)]
             for each, answer in zip(open_ones, made, strict=True):
-                # Truncated answers and answers in the wrong mode are dropped, with the rest of their conversations.
+                # If an answer is truncated, or lacks or has reasoning contrary to `thinking`, the rest of its
+                # conversation is dropped.
                 if answer is None:
                     each.said.clear()
                     each.messages.clear()

@@ -44,8 +44,8 @@ def read_bandwidth(memory: npt.NDArray[np.uint8], places: int = 1) -> float:
 
 
 def byte_products(at_least: int | None = None) -> float:
-    """Return how many products of two bytes all threads compute per second, with operands in registers: the best of
-    several runs, or one run of `at_least` products. Raises OperandError if `at_least` is below 1.
+    """Return the number of byte products per second of all threads, with operands in registers: the best of several
+    runs, or one run of `at_least` products. Raises OperandError if `at_least` is below 1.
     """
     if at_least is not None and at_least < 1:
         raise OperandError("there are no operands to multiply")

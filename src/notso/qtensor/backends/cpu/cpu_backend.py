@@ -32,7 +32,6 @@ class CPU:
 
     @property
     def threads(self) -> int:
-        """Number of threads that share each operation."""
         return kernel_choice.threads()
 
     # Memory
@@ -46,7 +45,6 @@ class CPU:
     empty = staticmethod(ops.empty)
 
     def upload(self, values: Host) -> Array:
-        """Return the array itself."""
         return values
 
     def write(self, array: Array, values: Numbers) -> None:
@@ -64,7 +62,6 @@ class CPU:
         return have_huge_pages()
 
     def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> HugePageArena:
-        """Reserve memory on huge pages. Raises QTensorError."""
         return HugePageArena(size_bytes, count, packs=is_asked or kernel_choice.packs_by_default())
 
     def key_value_pools(

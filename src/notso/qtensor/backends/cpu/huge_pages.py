@@ -1,8 +1,8 @@
 """Memory on 2 MiB pages, for copies of tensors (packed, if the processor's kernels support it) and key-value pools.
 
-A mapped file is read through 4 KiB pages (some file systems use larger pages for a fifth of it), and page table walks
-slow decoding down by a quarter to a third. A packed tensor has the same bytes in the order in which kernels load them
-into vector registers (native/packed_weights.h), so results are bit-identical.
+The pages of a mapped file have 4 KiB (some file systems use larger pages for a fifth of the file), and the page table
+walks that they cause slow decoding down by a quarter to a third. A packed tensor has the same bytes in the order in
+which kernels load them into vector registers (native/packed_weights.h), so results are bit-identical.
 
 A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
 layout; this module treats a head's part of a block as bytes of known length.
@@ -29,7 +29,7 @@ COPY_BYTES = 8 << 20  # bytes copied per native call; each call releases the int
 SLAB_ROWS = 64  # as in native/packed_weights.h; smaller tensors are not packed, because rows are padded in groups of 32
 SUPER_BLOCK = 256  # number of values in a packed block
 
-LARGE_BYTES = 4 << 20  # minimum size for huge pages, because the last one is only partly used
+LARGE_BYTES = 4 << 20  # minimum size for huge pages, because a part of the last page is wasted
 
 
 def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
@@ -151,7 +151,7 @@ class KeyValuePool:
 
     # `data` is (runs, KH, blocks per run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n
     # is the number of blocks per run. It may have room for more than `blocks` blocks. With a format below 8 bits, each
-    # sequence's first and last tiles are also kept in a second pool with format k8v8, the window pool.
+    # sequence's first and last tiles are also stored in a second pool with format k8v8, called the window pool.
     format: KVFormat
     kv_heads: int
     head_dim: int
@@ -188,7 +188,6 @@ class KeyValuePool:
         self.block(block)[:] = np.frombuffer(data, np.uint8).reshape(self.kv_heads, -1)
 
     def block_memory(self, block: int) -> list[memoryview]:
-        """Return writable views of a block, in the order of `read_block`."""
         return [memoryview(head) for head in self.block(block)]
 
     def touch_block(self, block: int) -> None:
@@ -212,7 +211,7 @@ def _runs(blocks: int) -> tuple[int, int]:
 def key_value_pool(
     blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> KeyValuePool:
-    """Return a zeroed pool. Raises OperandError for invalid sizes, QTensorError if address space is lacking."""
+    """Return a zeroed pool. Raises OperandError for invalid sizes, QTensorError for lack of address space."""
     return key_value_pools(1, blocks, kv_heads, head_dim, format, large_pages=large_pages)[0]
 
 

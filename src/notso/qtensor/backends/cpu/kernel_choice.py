@@ -1,4 +1,4 @@
-"""Selection of kernels and threads. The only module that imports the native module."""
+"""Selection of kernels and threads. Only this module and cuda/driver.py import the native module."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cpu_features() -> list[str]:
 
 
 def available_kernels() -> list[str]:
-    """Return the kernel families for this CPU, best first, always including `generic`. Results are bit-identical."""
+    """Return the kernel families for this CPU, best first, always including `generic`."""
     return list(native.available_kernels())
 
 
@@ -56,18 +56,18 @@ def use_kernels(name: str) -> None:
 
 
 def is_packed(format: Format) -> bool:
-    """Whether the current kernels support packed weights of a format (native/packed_weights.h)."""
+    """Return whether the current kernels support packed weights of a format (native/packed_weights.h)."""
     return bool(native.is_packed(format.ggml_type))
 
 
 def packs_by_default() -> bool:
-    """Whether packed weights are never slower with the current kernels; otherwise, they are packed only on request."""
+    """Return whether packed weights are never slower with the current kernels; if not, packing is opt-in."""
     return bool(native.packs_by_default())
 
 
 def attention_variant() -> str:
     """Return the method of attention for many queries: `vectors` or `tiles`, which give equal results."""
-    # It matters only for caches of at most 8 bits.
+    # The method is used only with KV formats of at most 8 bits.
     return str(native.attention_variant())
 
 

@@ -1,4 +1,4 @@
-"""Operations on arrays and quantized tensors, with outputs provided by the caller.
+"""Operations on arrays and quantized tensors, which write to arrays that the caller provides.
 
 Every function checks shapes, dtypes and memory layout and raises OperandError before native code runs. The content of
 arrays (row numbers, positions, blocks) is checked by native code before anything is written. native/kernel_table.h
@@ -111,8 +111,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
 
 def matmul(x: Floats, weight: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
     """out = x @ weight.T, with x normalized first if `norm` is given. x (L, K), weight (N, K), out (L, N) float32."""
-    # For quantized weights, each row of x is first quantized to bytes, with one scale per 256 values; sums within 256
-    # values are exact integers. Float weights are multiplied in float32.
+    # For quantized weights, each row of x is first quantized to bytes, with one scale per 256 values, or per 32 values
+    # for formats with blocks of 32. Sums over these values are exact integers. Float weights are multiplied in float32.
     _matmul(x, [(weight, out)], norm, _PLAIN)
 
 
@@ -214,9 +214,9 @@ def store_key_values(
 
     Row i goes to positions[i] of sequence sequences[i]. tables[s, t] (int32) is the block of tile t of sequence s.
     """
-    # With a format below 8 bits, each sequence's first and current tiles are also kept in 8 bits. `window` consists of
-    # the tables and the k8v8 pool for these; its tables have the same shape as `tables`. A row is written to each pool
-    # whose table has a block for its tile (-1 means none); at least one of the two tables must have one.
+    # With a format below 8 bits, each sequence's first and current tiles are also stored in 8 bits. `window` consists
+    # of the block tables and the k8v8 pool of these tiles; the tables have the same shape as `tables`. A row is written
+    # to each pool whose table has a block for the row's tile (-1: no block). At least one of the pools must have one.
     _array("k", k, np.float32, 3)
     _array("v", v, np.float32, 3)
     _same("v", v.shape, k.shape)
@@ -240,7 +240,7 @@ def attention(
     out: Floats,
     window: Window | None = None,
 ) -> None:
-    """Causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
+    """Write causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
 
     Row i attends to positions 0..positions[i] of its sequence, which must have been stored.
     """

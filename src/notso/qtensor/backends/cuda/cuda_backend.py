@@ -1,7 +1,7 @@
 """CUDA backend. Arrays are in device memory; uploads and downloads copy them.
 
 Operations check shapes when they are called and array contents before they launch kernels (native/cuda/launches.h).
-Results are bit-identical to the CPU's. Only downloads wait for the device.
+Results are bit-identical to the CPU's. Only downloads wait until the device has finished its work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from notso.system.memory import MemoryLimit
 
 
 class DevicePool:
-    """Blocks of one layer's cache, initially zero. The host can only copy them in or out."""
+    """Blocks of one layer's cache, initially zero. The host can access them only by copying."""
 
     def __init__(self, device: Device, blocks: int, kv_heads: int, head_dim: int, format: KVFormat) -> None:
         if blocks < 1:

@@ -1,4 +1,4 @@
-"""The CUDA driver's devices, memory and graphs, with its errors translated to this package's."""
+"""Devices, memory and graphs of the CUDA driver, whose errors are translated to this package's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def has_driver() -> bool:
-    """Whether the driver is installed."""
+    """Return whether the driver is installed."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:

@@ -1,7 +1,7 @@
 """Captured operations, replayed as CUDA graphs.
 
-In each layer, attention and the launches directly before it are fused into one launch: a decode step is a chain of
-dependent launches, and starting them takes more time than their computation.
+In each layer, attention and the launches directly before it are fused into one launch, because a decode step is a chain
+of dependent launches, and starting a launch takes longer than its computation.
 """
 
 from __future__ import annotations
@@ -129,8 +129,9 @@ class Program:
     """Recorded operations."""
 
     def __init__(self, backend: Recorder) -> None:
-        # A graph has a fixed number of thread blocks, which depends on the number of tiles. So one graph is captured
-        # for each power of two of tiles, on its first run, and captured again when scratch memory has moved.
+        # The number of thread blocks in a graph is fixed, but the number needed depends on the number of tiles.
+        # Therefore, one graph is captured for each power of two, when it is first run. It is captured again when
+        # scratch memory has moved, because it contains the old address.
         self._backend = backend
         self._checks: dict[Hashable, Check] = {}
         self._launches: list[Launch] = []
@@ -141,7 +142,7 @@ class Program:
         return len(self._launches)
 
     def add(self, key: Hashable, check: Check, launch: Launch, used: object) -> None:
-        # Checks with equal keys are identical: every layer reads the same block table.
+        # Checks with equal keys are identical, because all layers read the same block table. One of them is sufficient.
         self._checks.setdefault(key, check)
         self._launches.append(launch)
         self._used.append(used)
@@ -176,10 +177,10 @@ class Program:
                 launch(tiles)
 
         graph = Graph(device, launch_all)
-        # None if scratch memory has moved during the capture: earlier launches refer to its old address.
+        # None if scratch memory has moved during the capture, because earlier launches then contain its old address.
         return graph if graph.scratch_moves == moves else None
 
 
 def power_of_two(count: int) -> int:
-    """Return the next power of two, 0 for 0."""
+    """Return `count` rounded up to a power of two (0 for 0)."""
     return 1 << (count - 1).bit_length() if count else 0

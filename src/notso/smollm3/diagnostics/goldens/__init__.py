@@ -32,10 +32,10 @@ CONTEXT = 1024  # upper bound on the length of a case
 # of the compared values. A half-precision KV cache alone gives 0.001, and weights rounded to bfloat16 give 0.01.
 FLOAT_ERROR = 0.02
 
-# Allowed error of quantized files: a constant for 8-bit activations, plus a term that is halved for each bit per
-# weight. Random weights give half of that, from 0.06 in Q8_0 to 0.46 in Q4_0
-# (tests/smollm3/diagnostics/test_goldens.py), and trained weights less; an unrelated model gives 1.4. Not tried on
-# SmolLM3-3B.
+# Allowed error of quantized files: a constant for 8-bit activations, plus a term that halves with each additional bit
+# per weight. The measured errors of random weights are about half of this limit, from 0.06 in Q8_0 to 0.46 in Q4_0
+# (tests/smollm3/diagnostics/test_goldens.py). Trained weights have smaller errors; an unrelated model has an error of
+# 1.4. The limit has not been tested with SmolLM3-3B.
 ROUNDED_ERROR, ERROR_AT_NO_BITS = 0.05, 12.0
 
 FLOAT_BITS = 16.0
@@ -58,7 +58,7 @@ class GoldenCheck:
 
 @dataclass(frozen=True, slots=True)
 class GoldenReport:
-    """Results for a set; the limits depend on `bits` per weight."""
+    """Results of all cases of a set; the limits depend on `bits` per weight."""
 
     name: str
     source: str
@@ -79,7 +79,7 @@ class _Case:
 
 
 def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
-    """Compare a model file with a set. Raises InvalidRequestError for an unsuitable set, and errors of loading."""
+    """Compare a model file with goldens. Raises InvalidRequestError for unsuitable goldens, and errors of loading."""
     given = _read(goldens)
     with GGUFFile.open(model) as file:
         bits = bits_per_weight(file)
@@ -121,7 +121,7 @@ def _checks(name: str, engine: Engine, case: _Case, bits: float) -> Iterator[Gol
     if case.continuation:
         said = logits[len(case.ids) - 1 :].argmax(axis=1)
         others = float((said != np.array(case.continuation)).mean())
-        # Rounding may change the token at a near tie; a wrong model agrees only by chance.
+        # Rounding may change the most likely token if two logits are nearly equal; a wrong model agrees only by chance.
         yield GoldenCheck(f"{name}: share of {len(said)} greedy tokens that differ", others, min(0.1 + allowed, 0.5))
 
 

@@ -1,7 +1,7 @@
-"""Peers: other engines to compare with, llama.cpp and OpenVINO GenAI, if installed.
+"""Peers: other engines, llama.cpp and OpenVINO GenAI, that benchmarks compare with this engine.
 
-A peer runs in a separate process, under any Python interpreter that has it, and stays loaded between measurements. It
-is not required to run or test this project.
+A peer runs in a separate process, under any Python interpreter in which it is installed, and stays loaded between
+measurements. Peers are not required to run or test this project.
 """
 
 from notso.smollm3.diagnostics.peers.process import MODEL_VARIABLE, PEERS, PYTHON_VARIABLE, PeerProcess, Task

@@ -94,7 +94,7 @@ class PeerProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(OSError):  # the worker did not read a task
+                with contextlib.suppress(OSError):  # a task that the worker has not read cannot be flushed
                     stream.close()
 
     def __enter__(self) -> PeerProcess:

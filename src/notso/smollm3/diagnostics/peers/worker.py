@@ -1,7 +1,7 @@
 """Worker process of a peer engine, the counterpart of `process.py`.
 
-This script runs under any Python interpreter that has the peer (`llama_cpp` or `openvino_genai`). From this project, it
-imports only notso.system:
+This script runs under any Python interpreter in which the peer (`llama_cpp` or `openvino_genai`) is installed. From
+this project, it imports only notso.system:
 
     python worker.py llama.cpp MODEL.gguf CONTEXT THREADS
     python worker.py openvino FOLDER CONTEXT THREADS
@@ -157,7 +157,7 @@ class LlamaCpp:
                 self._read(context, at, min(BATCH_TOKENS, depth - at))
             return context
         # Fill the context cheaply: 512 positions are computed once, saved, and restored repeatedly at later positions.
-        # A step's time depends only on the number of cached positions.
+        # This is sufficient because a step's time depends on the number of cached positions, not on their content.
         if configuration not in self._saved:
             self._read(context, 0, BATCH_TOKENS)
             saved = (ctypes.c_uint8 * c.llama_state_seq_get_size(context, 0))()
