@@ -33,13 +33,14 @@ def quantize(
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> int:
-    """Quantize a float GGUF file or Hugging Face folder to the reproducible file `out`; return its tensors' bytes.
+    """Quantize a float GGUF file or Hugging Face folder to `out`; return the size of its tensors in bytes.
 
+    The file is reproducible.
     text: name and content of a text on which to measure importance (see importance.py).
 
     Raises ModelFileError, GGUFError or SafetensorsError for an unsupported source, InvalidRequestError for an unknown
-    mix or short text, OperandError for values that a format cannot represent, or OSError. No file is created
-    on error.
+    mix or short text, OperandError for values that a format cannot represent, or OSError. No file is created on
+    error.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {quoted(mix)} is not supported; choices: {', '.join(MIXES)}", param="type")
