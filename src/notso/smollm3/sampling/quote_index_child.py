@@ -1,4 +1,4 @@
-"""Indexing of a long text in a confined child process, so that it takes no memory or time of this process."""
+"""Indexing of long texts in a confined child process, which keeps the memory and the time out of this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES = (np.int32, np.uint16, np.uint16, np.int32)
 
 
 def places_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> Places:
-    """Return the places of a text, which are memory-mapped. Raises ConfinedWorkError."""
+    """Return the memory-mapped places of a text (see quote_index). Raises ConfinedWorkError."""
     request = request_of(text, limits, barred, escaped=escaped)
     child = Child(["-c", PROGRAM], request, LIMITS)
     try:

@@ -34,7 +34,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class QuotedField:
-    """A string that quotes. may_be_empty: "" is allowed, to quote nothing."""
+    """A string that quotes a source. may_be_empty: the string can be "", which quotes nothing."""
 
     index: QuoteIndex
     may_be_empty: bool
@@ -95,7 +95,7 @@ class JsonPosition:
 class QuotedFields:
     """Constrains the quoting strings of one answer to match their sources."""
 
-    # fields: by the `id` of their part of the schema.
+    # fields: by the `id` of the subschema that describes the string.
     def __init__(
         self, vocabulary: QuoteVocabulary, schema: Mapping[str, Any], fields: Mapping[int, QuotedField]
     ) -> None:

@@ -1,5 +1,5 @@
-"""Checking and rewriting of JSON schemas. A schema with a constraint that cannot be enforced is rejected, with the name
-of the keyword."""
+"""Checking and rewriting of JSON schemas. If a constraint cannot be enforced, the schema is rejected with an error that
+names the keyword."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MAX_DESCENT = 4_096
 and a stack overflow would kill the process."""
 
 MAX_PERIOD = 10_000
-"""Maximum common multiple of all `multipleOf`, without factors of 2 and 5: the library keeps a state for every
-remainder."""
+"""Maximum least common multiple of all `multipleOf` values without their factors of 2 and 5. The library keeps a state
+for every remainder."""
 
 MAX_INTERSECTED = 10
 """Maximum patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""
@@ -43,7 +43,7 @@ _LARGE = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class HeldSchema:
-    """A schema in supported keywords, and what was ignored: unknown keywords, and formats as `format: x`."""
+    """A schema in supported keywords, and the ignored keywords and formats (as `format: x`)."""
 
     schema: dict[str, Any]
     ignored: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ def ignored_keywords(source: str) -> tuple[str, ...]:
 
 
 def checked_schema(source: str, param: str) -> HeldSchema:
-    """Return the schema in `source`, a JSON text, in supported keywords. Raises InvalidRequestError with `param`."""
+    """Parse a schema and rewrite it in supported keywords. Raises InvalidRequestError with `param`."""
     if len(source) > MAX_CHARACTERS:
         raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param=param)
     if len(source) <= CACHED_CHARACTERS:
@@ -80,7 +80,7 @@ _read_again = lru_cache(maxsize=CACHED_SCHEMAS)(_read)
 
 
 def held_schema(document: object, param: str) -> HeldSchema:
-    """Return a schema in supported keywords. Raises InvalidRequestError if it cannot be enforced."""
+    """Rewrite a schema in supported keywords. Raises InvalidRequestError if it cannot be enforced."""
     if not isinstance(document, dict):
         raise InvalidRequestError("the schema must be a JSON object", param=param)
     rewriter = SchemaRewriter(document, param)

@@ -182,7 +182,7 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 
 
 def arrangements(values: Sequence[Any], least: int, most: float) -> Schema | None:
-    """Return a schema of arrays of distinct `values`: in any order, or else in the given order, or None if too many."""
+    """Return a schema of arrays of distinct `values`, in any order or only in the given order; None if too many."""
     sizes = range(least, int(min(most, len(values))) + 1)
     for arrange in (itertools.permutations, itertools.combinations):
         if sum(math.comb(len(values), size) for size in sizes) > MAX_ARRANGEMENTS:
@@ -247,7 +247,7 @@ class SchemaRewriter:
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._spend)
         self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
-        self._left_open: dict[int, str] = {}  # by id of its options: pointer of a `oneOf` with overlaps
+        self._left_open: dict[int, str] = {}  # pointers of `oneOf`s with overlaps, by id of the options
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0
