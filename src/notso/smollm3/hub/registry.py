@@ -107,7 +107,7 @@ def _home() -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        return Path("/nonexistent")  # the user id has no account, as for some services
+        return Path("/nonexistent")  # services may run under a user id without an account
 
 
 def _files(root: Path, pattern: str) -> list[Path]:
@@ -229,7 +229,7 @@ def cached_files(repository: str) -> list[Path]:
 
 
 def snapshot_path(file: KnownFile) -> Path:
-    """Return the path of the named link to the contents."""
+    """Return the path of the link to the contents, which has the file's name."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
 
 
@@ -248,7 +248,7 @@ def demo_path() -> Path:
 
 
 def resolve_model(given: str | Path | None = None) -> Path | None:
-    """Return the model named by `given` or NOTSO_MODEL, by path or name; else a cached official file or None.
+    """Return the path of the model that `given` or NOTSO_MODEL names; without them, a cached official file or None.
 
     Raises ModelFileError if the model does not exist.
     """

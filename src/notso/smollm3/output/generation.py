@@ -81,7 +81,7 @@ class Generation:
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` for new events, and now if there are any. It must not block the thread of the engine."""
+        """Call `notify`, which must not block the engine's thread, for new events, and now if there are any."""
         with self._condition:
             self._listeners.append(notify)
             is_new = bool(self._events)

@@ -56,8 +56,8 @@ class StopStrings:
     """Filter that passes only the text before the first stop string."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        # The first match is the one that ends first; of those that end at the same position, the longest. The result
-        # is therefore independent of how the text is divided into chunks.
+        # Of several matches, the one that ends first is used, and the longest if several end at the same position. The
+        # result is therefore independent of how the text is divided into chunks.
         self._stops = sorted(stop for stop in stops if stop)
         self._longest = max(map(len, self._stops), default=1)
         self._lookahead = Lookahead()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # A grammar in the format of llguidance: {"json_schema": ...} or {"lark_grammar": ...}.
 Part = dict[str, Any]
 
-# Limits enforced by llguidance. A grammar that exceeds one fails without delaying other requests.
+# Limits enforced by llguidance. A grammar that exceeds a limit fails without delaying other requests.
 MAX_LEXER_STATES = 20_000  # at one or two kilobytes each
 MAX_GRAMMAR_SIZE = 100_000
 MAX_GRAMMAR_CHARACTERS = 2**18  # parsing takes about 300 bytes per character; schemas have a separate limit
@@ -69,7 +69,7 @@ _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<r
 
 
 class Matcher:
-    """State of one answer in its grammar."""
+    """Parser state of one answer in its grammar."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Grammars:
         self._known_ends: ShortestEnd | None = None
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
-        """Return a matcher that starts with the first part. Parts refer to each other by name.
+        """Return a matcher for the first part, which can refer to other parts by name.
 
         Control tokens are masked, except `tags` and end tokens. Raises InvalidRequestError with `param`.
         """

@@ -76,10 +76,10 @@ class Interval:
 
 
 class Places(NamedTuple):
-    """Where quotations can start and end, as byte offsets, and how long they can be, in bytes."""
+    """Byte offsets where quotations can start and end, and their minimum and maximum lengths in bytes."""
 
     starts: Ints  # sorted by the text that follows
-    shortest: Shorts  # of each start
+    shortest: Shorts  # length of the shortest quotation from each start
     longest: Shorts
     ends: Ints  # ascending
 

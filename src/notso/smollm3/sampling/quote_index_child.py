@@ -67,7 +67,7 @@ def packed(places: Places) -> bytes:
 
 
 def unpacked(data: mmap.mmap | memoryview | bytes, size: int) -> Places:
-    """Return serialized places of a text of `size` bytes. Raises ConfinedWorkError if they are invalid."""
+    """Deserialize the places of a text of `size` bytes. Raises ConfinedWorkError if they are invalid."""
     if len(data) < 16:
         raise ConfinedWorkError("the index is too short")
     starts, ends = (int(each) for each in np.frombuffer(data, np.int64, 2))

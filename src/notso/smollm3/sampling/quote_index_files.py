@@ -32,7 +32,7 @@ HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 
 
 class QuoteIndexFiles:
-    """Files in a private folder. Any number of processes can share it; disk errors cost only time."""
+    """Index files in a private folder, which processes can share. Disk errors cost only time."""
 
     def __init__(self, folder: Path, budget_bytes: int = BUDGET_BYTES) -> None:
         self._folder = folder

@@ -127,7 +127,6 @@ class QuotedFields:
         return allowed & permitted
 
     def take(self, text: bytes) -> None:
-        """Record text of the answer."""
         if self._open is not None and not text.startswith(b'"'):
             self._open.take(text)
             self._is_empty = False

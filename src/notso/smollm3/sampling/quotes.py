@@ -153,7 +153,6 @@ class Quotation:
         return vocabulary.beginnings(self._index, found, self._lead)
 
     def take(self, text: bytes) -> None:
-        """Record bytes that continue the quotation."""
         if text and self._lead:
             text, self._lead = text[1:], b""
         if text:
@@ -350,7 +349,6 @@ class Quotes:
         return made
 
     def forget(self, reading: bytes) -> None:
-        """Remove the index files of a reading."""
         if self._files is not None:
             self._files.forget(reading)
 

@@ -153,8 +153,8 @@ MAX_TAIL_TOKENS = 20  # maximum tokens after the first in a breaker's sequence
 class SequenceBreakers:
     """Finds the tokens of sequence breakers in one vocabulary. Thread-safe."""
 
-    # As in llama.cpp (`get_overlapping_token_sequences`), a text is a breaker in two forms: inside a single token, or
-    # as a token that ends with the beginning of the text, followed by the usual tokens of its rest.
+    # As in llama.cpp (`get_overlapping_token_sequences`), a breaker's text is found in two forms: within one token, or
+    # split, as a token that ends with the beginning of the text, followed by the usual tokens of its rest.
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
@@ -233,7 +233,7 @@ def sample_among_many(weights: Floats, nucleus_sum: float | None, uniform: float
 
 
 def _bucket_sums(buckets: NDArray[np.uint16], weights: Floats) -> Doubles:
-    # The order does not affect the sums. They are exact, because the weights in a bucket share an exponent.
+    # The sums are exact, whatever the order of additions, because the weights in a bucket share an exponent.
     sums = np.zeros(int(buckets.max()) + 1)
     for start in range(0, len(weights), _PIECE):
         piece = slice(start, start + _PIECE)
@@ -321,7 +321,7 @@ class Sampler:
 
     def _sample_short_list(self, logits: Floats, best: np.float32, position: int) -> int:
         # Computes only the weights above a limit. The others are bounded, so the total is known within bounds. Usually
-        # the nucleus ends at the same token for both bounds; otherwise returns _UNSURE.
+        # the nucleus ends at the same token for both bounds. If not, the result is _UNSURE.
         lowest, bound = self._limit(best, _SHORT_LIST_WEIGHT)
         listed = logits >= lowest
         count = int(np.count_nonzero(listed))
@@ -504,7 +504,7 @@ def likeliest(values: Floats, count: int) -> list[int]:
 
 # Fractions of the largest weight. Only weights above the first fraction that leaves enough of them are sorted.
 _SHARES = (1e-2, 1e-4, 1e-7)
-# The same for typical_p: deviations from the expected surprise, in nats.
+# Deviations from the expected surprise, in nats, which limit the sorted tokens for typical_p in the same way.
 _DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 

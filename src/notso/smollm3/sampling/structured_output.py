@@ -33,9 +33,9 @@ class FieldMask(Protocol):
 class StructuredOutput:
     """Constrains one answer. `closing`: number of tokens that end the reasoning."""
 
-    # Reasoning is not constrained, but the answer cannot end in it. The grammar applies from the first token of the
-    # answer, after the optional newline that the model writes after the closing tag of the reasoning.
-    # may_think: reasoning may follow.
+    # Reasoning is not constrained, except that end tokens are masked in it. The grammar applies from the first token of
+    # the answer, after the optional newline that the model writes after the closing tag of the reasoning.
+    # may_think: the answer may begin with reasoning.
     # started: the prompt ends with the beginning of the answer.
     def __init__(
         self,
@@ -80,7 +80,7 @@ class StructuredOutput:
         return self._started and self._matcher is not None and self._matcher.is_over
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
-        """Return a masked copy of logits (V,). Raises InvalidRequestError."""
+        """Return logits (V,) with forbidden tokens masked. Raises InvalidRequestError."""
         restricted = logits.copy()
         restricted[self._masked] = -np.inf
         if self._matcher is None:
@@ -116,7 +116,7 @@ class StructuredOutput:
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
         """Return whether the answer can end within `left` tokens after `token`, which is not masked."""
         if self._matcher is None or in_reasoning or self._fields is not None:
-            return True  # the shortest ending may violate the constraint on fields
+            return True  # not checked with `fields`, because the search for endings ignores their constraint
         open_id, _ = self._tags
         opens = self._may_think and token == open_id and open_id is not None
         if not self._started and (opens or (self._behind_close and token == self._newline)):
@@ -361,7 +361,7 @@ def _structured_calls(
     is_strict = bool(options.strict_tools)
     grammars.prepare()  # preparing at the start of a call would delay other answers
     if is_strict:
-        begin()  # raises for unsupported tools before generation
+        begin()  # unsupported tools raise an error here, before generation starts
     return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started, is_strict=is_strict)
 
 
@@ -377,7 +377,7 @@ def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
 
 
 def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part:
-    # Returns a Lark grammar of calls in the model's form. Arguments are separate parts.
+    # Returns a Lark grammar of tool calls as the model writes them. The grammars of arguments are separate parts.
     opening, closing = (
         json.dumps(text) if token is None else f"<[{token}]>"
         for text, token in (

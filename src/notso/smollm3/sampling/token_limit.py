@@ -302,7 +302,6 @@ class TokenLimit:
         return self._extent.extent.least
 
     def distance(self, matcher: Follower, most: int, state: JsonState) -> int | None:
-        """Return the number of tokens in the shortest ending found, or None if there is none within `most`."""
         ending = self._first_ending(matcher, most, state)
         return None if ending is None else len(ending.tokens)
 

@@ -15,7 +15,7 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 
 CLOSE_SPELT = "</think>"
-# Tokens that dropping old turns should leave free for an answer of unspecified length, if the context allows it.
+# Tokens to leave free for an answer of unspecified length when old turns are dropped, if the context is large enough.
 GENERATION_TOKENS = 1024
 
 
@@ -158,7 +158,7 @@ class PromptWriter:
         context_tokens: int,
         kept_free: int,
     ) -> Prompt:
-        """Drop as few of the oldest turns as possible to leave `kept_free` tokens, or if impossible at least one.
+        """Drop as few of the oldest turns as possible, so that `kept_free` tokens, or at least one, remain.
 
         Raises ContextLengthError if the system message and the last turn do not fit.
         """

@@ -45,7 +45,6 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of prompt and answer."""
         return self.prompt_tokens + self.completion_tokens
 
 

@@ -119,8 +119,8 @@ class RequestOptions:
     tools: tools that can be called.
     tool_choice: "auto", "none", "required", or a ToolName to call once.
     parallel_tool_calls: allow several calls.
-    strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". Required calls
-        always enforce them.
+    strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". In required calls,
+        all schemas are enforced.
     grammar: constraint on the answer, but not on reasoning; an answer that is cut off may violate it.
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
     prompt_logprobs: likewise for prompt tokens, in `prompt` events; bypasses the cache.
@@ -138,8 +138,7 @@ class RequestOptions:
     logits_processors: names, applied in order.
     prefix: fixed beginning of the prompt.
     token_ids: report the answer's ids in `tokens` events.
-    replay: tokens that the answer begins with. The events of their text come first, and the answer continues as if they
-        had just been generated.
+    replay: tokens that the answer begins with. Their events come first, and generation continues after them.
     sources: texts in the prompt that the answer can quote. Text between `[[n: ` and `]]` must occur in the n-th.
 
     Raises InvalidRequestError, which names the option.

@@ -50,7 +50,7 @@ class HeldSchema:
 
 
 def ignored_keywords(source: str) -> tuple[str, ...]:
-    """Return the ignored keywords of a schema (JSON text), and ignored formats as `format: x`.
+    """Return what `checked_schema` ignores in a schema (JSON text).
 
     Raises InvalidRequestError if the schema cannot be enforced.
     """

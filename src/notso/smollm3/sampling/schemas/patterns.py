@@ -313,7 +313,7 @@ class _Reader:
 
     @property
     def found(self) -> Node:
-        """Matches texts that contain a match of the pattern."""
+        """Node that matches every text with a match of the pattern."""
         return Sequence((ANYTHING, self.root, ANYTHING))
 
     @property

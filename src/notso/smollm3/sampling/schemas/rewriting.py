@@ -52,7 +52,7 @@ _DATA = frozenset(("const", "enum", "default", "example", "examples"))
 
 
 def is_old_draft(document: dict[str, Any]) -> bool:
-    """Return whether a document's draft (7 or older) ignores keywords next to a reference."""
+    """Return whether a document uses draft 7 or older, which ignores keywords next to `$ref`."""
     said = document.get("$schema")
     return isinstance(said, str) and any(draft in said for draft in _OLD_DRAFTS)
 
@@ -386,7 +386,7 @@ class SchemaRewriter:
             options = self._checked(value, isinstance(value, list) and bool(value), path)
             return {keyword: [self._schema(each, f"{path}/{n}", depth + 1) for n, each in enumerate(options)]}
         named = self._checked(value, isinstance(value, dict), path)
-        if keyword == "patternProperties" and len(named) > MAX_PATTERN_PROPERTIES:  # before the patterns are read
+        if keyword == "patternProperties" and len(named) > MAX_PATTERN_PROPERTIES:  # checked before patterns are parsed
             raise self._refusal(
                 f"patternProperties has {len(named)} members; at most {MAX_PATTERN_PROPERTIES} are supported"
             )
