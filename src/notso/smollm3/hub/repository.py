@@ -14,7 +14,7 @@ from notso.smollm3.hub import download
 from notso.smollm3.hub.registry import KnownFile, cached_files, known_file, quantization_in
 from notso.smollm3.strict_json import DECODER
 
-USUAL = "Q4_K_M"  # default quantization in a repository with several files
+PREFERRED = "Q4_K_M"  # default if a repository has several quantizations
 
 MAX_LISTING_BYTES = 16 << 20
 TIMEOUT_S = 20.0
@@ -44,7 +44,7 @@ def find_cached(name: str) -> Path | None:
     """Return the cached file of `owner/repository[:QUANTIZATION]`, without using the network."""
     repository, _, quantization = name.strip().partition(":")
     found = {(quantization_in(path.name) or path.name).upper(): path for path in cached_files(repository)}
-    wanted = quantization.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found), ""))
+    wanted = quantization.upper() or (PREFERRED if PREFERRED in found or len(found) > 1 else next(iter(found), ""))
     return found.get(wanted)
 
 
@@ -106,7 +106,7 @@ def _choice(repository: str, quantization: str, listing: Mapping[str, Any]) -> K
             found[file.quantization.upper() or file.filename.upper()] = file
     if not found:
         raise InvalidRequestError(f"{repository} has no GGUF file that can be downloaded", param="name")
-    wanted = quantization.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found)))
+    wanted = quantization.upper() or (PREFERRED if PREFERRED in found or len(found) > 1 else next(iter(found)))
     if wanted not in found:
         choices = ", ".join(sorted(each.quantization or each.filename for each in found.values()))
         raise InvalidRequestError(f"{repository} has no {quoted(wanted)}; choices: {choices}", param="name")

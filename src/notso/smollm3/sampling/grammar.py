@@ -19,7 +19,7 @@ from notso.smollm3.sampling.schemas.json_schema import (
     MAX_CHARACTERS,
     MAX_INTERSECTED,
     checked_schema,
-    held_schema,
+    enforced_schema,
 )
 from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, looks_around
 from notso.smollm3.sampling.shortest_end import ShortestEnd
@@ -365,7 +365,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
     if parameters is None:
         parameters = {"properties": {}, "additionalProperties": False}
     try:
-        schema = held_schema(parameters, "tools").schema
+        schema = enforced_schema(parameters, "tools").schema
         if len(_written(parameters)) > MAX_CHARACTERS:
             raise InvalidRequestError(f"they are longer than {MAX_CHARACTERS:,} characters", param="tools")
         if schema.get("type", "object") != "object":

@@ -23,7 +23,7 @@ from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource, RequestOptions
 
 FIELD = QuoteLimits(least_words=1, least_characters=1)
-BESIDE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
+COMBINABLE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
 """Keywords that can be combined with x-quote-of."""
 _CLOSER = re.compile(rb'"[\s,}\]]*')
 _OPENS_AND_GOES_ON = re.compile(rb'"[\s\S]')
@@ -196,7 +196,7 @@ def _field(
     if "string" not in named or not named <= {"string", "null"}:
         raise InvalidRequestError(f'{QUOTE_OF} requires the type "string" or ["string", "null"]', param="grammar")
     for keyword in part:
-        if keyword not in BESIDE:
+        if keyword not in COMBINABLE:
             raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with {keyword}", param="grammar")
     most = part.get("maxLength", 0)
     if type(most) is not int or most < 0:

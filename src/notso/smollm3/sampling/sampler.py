@@ -3,7 +3,7 @@
 The steps are, in this order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k,
 typical_p, top_p, min_p, XTC, and the random draw. This is the order of Hugging Face's generation, for which SmolLM3's
 recommended settings (temperature 0.6, top_p 0.95) were chosen. typical_p and XTC are applied at the same
-points as in llama.cpp. They have a separate code path (`left_by_all`), so that they do not slow down other requests.
+points as in llama.cpp. They have a separate code path (`apply_filters`), so that they do not slow down other requests.
 
 The draw depends only on the seed and the position, not on earlier draws or other engine activity.
 
@@ -146,7 +146,7 @@ def common_endings(history: Tokens) -> NDArray[np.int64]:
     return lengths
 
 
-KEPT = 64  # cached sets of breakers; finding the tokens of a set takes milliseconds
+CACHED_SETS = 64  # cached sets of breakers; finding the tokens of a set takes milliseconds
 MAX_TAIL_TOKENS = 20  # maximum tokens after the first in a breaker's sequence
 
 
@@ -170,7 +170,7 @@ class SequenceBreakers:
             found = self._found.get(texts)
             if found is None:
                 found = self._found[texts] = self._look_up(texts)
-                if len(self._found) > KEPT:
+                if len(self._found) > CACHED_SETS:
                     self._found.popitem(last=False)
             self._found.move_to_end(texts)
             return found
@@ -314,7 +314,7 @@ class Sampler:
             return best
         if self._is_rare:
             choosing, crossing, _, _ = self._words(position)
-            ids, weights = left_by_all(self._weights(logits, logits[best]), self.params, _share(crossing))
+            ids, weights = apply_filters(self._weights(logits, logits[best]), self.params, _share(crossing))
             return int(ids[_falls_on(np.cumsum(weights, dtype=np.float64), _share(choosing))])
         sampled = self._sample_short_list(logits, logits[best], position) if self._filters else _UNSURE
         return sampled if sampled != _UNSURE else self._sample_index(self._weights(logits, logits[best]), position)
@@ -508,7 +508,7 @@ _SHARES = (1e-2, 1e-4, 1e-7)
 _DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
-def left_by_all(weights: Floats, params: SamplingParams, chance: float) -> tuple[Indices, Floats]:
+def apply_filters(weights: Floats, params: SamplingParams, chance: float) -> tuple[Indices, Floats]:
     """Apply all filters to weights (V,); return the remaining tokens, likeliest first, and their weights."""
     # XTC is applied if `chance`, in [0, 1), is below `xtc_probability`. At least one token always remains.
     ids = np.flatnonzero(weights)

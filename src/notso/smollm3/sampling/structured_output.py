@@ -17,7 +17,7 @@ from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
-FAR = 1_000
+MAX_CALL_TOKENS = 1_000
 """Maximum length, in tokens, of the shortest possible call, which is searched for before a call starts."""
 
 
@@ -242,7 +242,7 @@ class StructuredCalls(StructuredOutput):
             self._fresh = self._begin()
         if left > self._fresh.least_estimate:
             return True
-        least = self._fresh.distance(FAR)
+        least = self._fresh.distance(MAX_CALL_TOKENS)
         return least is None or least <= left + 1
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:

@@ -14,7 +14,7 @@ from notso.smollm3.text.tokenizer import Run, Tokenizer, check_unicode
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 
-CLOSE_SPELT = "</think>"
+CLOSE_TAG = "</think>"
 # Tokens to leave free for an answer of unspecified length when old turns are dropped, if the context is large enough.
 GENERATION_TOKENS = 1024
 
@@ -37,7 +37,7 @@ class PromptWriter:
         self._template = template
         self._tokenizer = tokenizer
         close = tokenizer.think_close_id
-        middle = tokenizer.encode(CLOSE_SPELT) if close is None else [close]
+        middle = tokenizer.encode(CLOSE_TAG) if close is None else [close]
         self.end_of_reasoning = (*tokenizer.encode("\n"), *middle, *tokenizer.encode("\n"))
 
     @property

@@ -244,14 +244,14 @@ def _pipeline_from_json(path: Path, vocabulary: Vocabulary) -> tuple[TokenizerPi
         merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in data["model"]["merges"]]
         return pipeline, pipeline.encoder(vocabulary.ordinary, merges, "model.merges")
     except OSError as error:
-        raise _does_not_fit(path, error.strerror or "cannot be read") from error
+        raise _mismatch(path, error.strerror or "cannot be read") from error
     except (KeyError, TypeError) as error:
-        raise _does_not_fit(path, f"{type(error).__name__}: {error}") from error
+        raise _mismatch(path, f"{type(error).__name__}: {error}") from error
     except (ModelFileError, ValueError, AttributeError, RecursionError) as error:  # any malformed JSON
-        raise _does_not_fit(path, str(error)) from error
+        raise _mismatch(path, str(error)) from error
 
 
-def _does_not_fit(path: Path, said: str) -> ModelFileError:
+def _mismatch(path: Path, said: str) -> ModelFileError:
     return ModelFileError(f"{path.name} does not match the model file next to it; fix or remove {path.name}: {said}")
 
 

@@ -205,8 +205,8 @@ class RequestOptions:
 
     def require_for_prompt(self, *, is_text: bool) -> None:
         """Raise InvalidRequestError for options that need messages."""
-        senseless = ["date", "continue_last", "when_full", "prefix", *(["tools", "tool_choice"] if is_text else [])]
-        for name in senseless:
+        names = ["date", "continue_last", "when_full", "prefix", *(["tools", "tool_choice"] if is_text else [])]
+        for name in names:
             if getattr(self, name) != getattr(RequestOptions(), name):
                 raise InvalidRequestError(f"{name} requires messages; this prompt has no chat template", param=name)
 

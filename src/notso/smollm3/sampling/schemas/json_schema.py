@@ -42,7 +42,7 @@ _LARGE = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class HeldSchema:
+class EnforcedSchema:
     """A schema in supported keywords, and the ignored keywords and formats (as `format: x`)."""
 
     schema: dict[str, Any]
@@ -57,29 +57,29 @@ def ignored_keywords(source: str) -> tuple[str, ...]:
     return checked_schema(source, "grammar").ignored
 
 
-def checked_schema(source: str, param: str) -> HeldSchema:
+def checked_schema(source: str, param: str) -> EnforcedSchema:
     """Parse a schema and rewrite it in supported keywords. Raises InvalidRequestError with `param`."""
     if len(source) > MAX_CHARACTERS:
         raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param=param)
     if len(source) <= CACHED_CHARACTERS:
-        return _read_again(source, param)
+        return _read_cached(source, param)
     with _LARGE:
         return _read(source, param)
 
 
-def _read(source: str, param: str) -> HeldSchema:
+def _read(source: str, param: str) -> EnforcedSchema:
     try:
         schema = json.loads(source, parse_constant=_refuse_constant, parse_float=_finite)
         source.encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the schema is not JSON: {error}", param=param) from None
-    return held_schema(schema, param)
+    return enforced_schema(schema, param)
 
 
-_read_again = lru_cache(maxsize=CACHED_SCHEMAS)(_read)
+_read_cached = lru_cache(maxsize=CACHED_SCHEMAS)(_read)
 
 
-def held_schema(document: object, param: str) -> HeldSchema:
+def enforced_schema(document: object, param: str) -> EnforcedSchema:
     """Rewrite a schema in supported keywords. Raises InvalidRequestError if it cannot be enforced."""
     if not isinstance(document, dict):
         raise InvalidRequestError("the schema must be a JSON object", param=param)
@@ -89,7 +89,7 @@ def held_schema(document: object, param: str) -> HeldSchema:
         raise InvalidRequestError("the schema is refused: no value satisfies it", param=param)
     held: dict[str, Any] = {**({} if schema is True else schema)}
     _check_size(held, definitions, param)
-    return HeldSchema(held | ({"$defs": definitions} if definitions else {}), tuple(rewriter.ignored))
+    return EnforcedSchema(held | ({"$defs": definitions} if definitions else {}), tuple(rewriter.ignored))
 
 
 def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> None:
