@@ -39,7 +39,7 @@ class Importance:
 
 
 def importance(file: GGUFFile, text: str, threads: int | None = None, progress: Progress | None = None) -> Importance:
-    """Measure importance on `text`. Raises InvalidRequestError if the text is too short, and errors of loading."""
+    """Measure importance. Raises InvalidRequestError if `text` is short, KernelChoiceError, and errors of loading."""
     config = SmolLM3Config.from_metadata(file.metadata)
     ids = Tokenizer.from_gguf(file.metadata, file.path).encode(text)
     window = min(WINDOW_TOKENS, config.max_position_embeddings)
