@@ -24,7 +24,7 @@ from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.output.lookahead import StopStrings
 from notso.smollm3.output.tool_parser import ToolCallParser
 from notso.smollm3.sampling.grammar import answer_part
-from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, held_schema
+from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, enforced_schema
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.tokenizer import SpecialTexts, Tokenizer
 from notso.smollm3.values.messages import Message
@@ -254,9 +254,9 @@ ENTRIES = {
         body(parse_native_request, lambda text: {"prompt": text, "grammar": text[:1000]}), MIB // 2, TEXT
     ),
     "schema": Entry(grammar("json_schema"), MAX_CHARACTERS, JSON, '{"type": "string", "const": '),
-    "pattern": Entry(lambda text: held_schema({"pattern": text}, "tools"), MAX_CHARACTERS, PATTERN),
+    "pattern": Entry(lambda text: enforced_schema({"pattern": text}, "tools"), MAX_CHARACTERS, PATTERN),
     "pattern of names": Entry(
-        lambda text: held_schema({"patternProperties": {text: {}}}, "tools"), MAX_CHARACTERS, PATTERN
+        lambda text: enforced_schema({"patternProperties": {text: {}}}, "tools"), MAX_CHARACTERS, PATTERN
     ),
     "regex": Entry(grammar("regex"), 256 * KIB, PATTERN),
     "Lark": Entry(grammar("lark"), 256 * KIB, GRAMMAR, "start: "),

@@ -57,4 +57,4 @@ def test_what_another_program_fetched_is_left_to_it(
     listed = notso("list").out
     assert "SmolLM3-X" in listed, listed
     result = notso("rm", str(file), "--yes")
-    assert result.code == 2 and "LM Studio removes it" in result.err and file.is_file()
+    assert result.code == 2 and "remove it in LM Studio" in result.err and file.is_file()

@@ -140,10 +140,10 @@ COMPUTED = [
 REFUSED = [
     FolderCase("llama3", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, refused="type 'llama3' is not"),
     FolderCase("linear", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, refused="type 'linear' is not"),
-    FolderCase("YaRN of tomorrow", {"rope_parameters": YARN | {"beta_middle": 3}}, refused="'beta_middle' of the rope"),
-    FolderCase("YaRN without a factor", {"rope_scaling": {"rope_type": "yarn"}}, refused="has no factor"),
+    FolderCase("YaRN of tomorrow", {"rope_parameters": YARN | {"beta_middle": 3}}, refused="field 'beta_middle' is"),
+    FolderCase("YaRN without a factor", {"rope_scaling": {"rope_type": "yarn"}}, refused="field factor is missing"),
     FolderCase("an attention factor of nothing", {"rope_parameters": YARN | {"attention_factor": 0.0}},
-               refused="attention_factor of the rope scaling is out of range"),
+               refused="RoPE scaling field attention_factor is out of range"),
     FolderCase("a part of each head", {"partial_rotary_factor": 0.5}, refused="is 0.5, which is not supported"),
     FolderCase("a window", {"use_sliding_window": True, "sliding_window": 16}, refused="use_sliding_window is True"),
     FolderCase("attention to what follows", {"is_causal": False}, refused="is_causal is False"),

@@ -135,7 +135,7 @@ def test_holes_in_model_folders(tmp_path: Path, name: str) -> None:
 
 def test_a_tokenizer_beside_the_model(tmp_path: Path, small_metadata: Any, place: Callable[[Path], Path]) -> None:
     place(tmp_path / "tokenizer.json")
-    with pytest.raises(NotsoError, match=r"tokenizer\.json next to the model"):
+    with pytest.raises(NotsoError, match=r"tokenizer\.json does not match the model file"):
         Tokenizer.from_gguf(small_metadata, tmp_path / "model.gguf")
 
 

@@ -160,7 +160,7 @@ def test_no_gguf_file_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("template", "told"),
-    [("x", "omits the question"), (" ", "prints nothing"), ("{% if %}", "chat template says")],
+    [("x", "omits the user's message"), (" ", "prints nothing"), ("{% if %}", "chat template says")],
 )
 def test_a_template_that_no_engine_takes_is_reported(
     tmp_path: Path, small_metadata: dict[str, Any], template: str, told: str

@@ -13,7 +13,7 @@ import pytest
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling import grammar
 from notso.smollm3.sampling.grammar import Grammars, Matcher, answer_part, arguments_part
-from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, held_schema
+from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, enforced_schema
 from notso.smollm3.sampling.schemas.rewriting import MAX_DEPTH
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
@@ -213,9 +213,9 @@ def test_the_depth_is_limited() -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(MAX_DEPTH - 1):
         schema = {"type": "array", "items": schema}
-    assert held_schema(schema, "grammar").schema == schema
+    assert enforced_schema(schema, "grammar").schema == schema
     with pytest.raises(InvalidRequestError, match="more than 32 levels deep"):
-        held_schema({"items": schema}, "grammar")
+        enforced_schema({"items": schema}, "grammar")
 
 
 def test_what_only_describes_is_taken(grammars: Grammars) -> None:

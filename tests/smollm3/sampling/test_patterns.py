@@ -12,7 +12,7 @@ import llguidance
 import pytest
 
 from notso.smollm3.sampling.grammar import JSON_STYLE, MAX_GRAMMAR_SIZE, MAX_LEXER_STATES, MAX_ROW_ITEMS
-from notso.smollm3.sampling.schemas.json_schema import held_schema
+from notso.smollm3.sampling.schemas.json_schema import enforced_schema
 from notso.smollm3.sampling.schemas.negation import pattern_of_all_but
 from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, library_patterns
 
@@ -288,7 +288,8 @@ def test_what_cannot_be_held_is_refused_by_name(pattern: str, reason: str) -> No
 @pytest.mark.parametrize("excluded", ['"', "\\", "\n", "a", "]"])
 def test_a_text_that_is_excluded_is_not_written(excluded: str) -> None:
     """The library lets a class of all control characters write every escape."""
-    schema = held_schema({"type": "string", "not": {"const": excluded}}, "tools").schema | {"x-guidance": JSON_STYLE}
+    schema = enforced_schema({"type": "string", "not": {"const": excluded}}, "tools").schema
+    schema |= {"x-guidance": JSON_STYLE}
     grammar = json.dumps({"grammars": [{"json_schema": schema}]})
     for text in ('"', "\\", "\n", "a", "]", excluded * 2):
         matcher = llguidance.LLMatcher(VOCABULARY, grammar, log_level=0)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notso.smollm3.sampling.sampler import Sampler, last_of_top_choices, left_by_all
+from notso.smollm3.sampling.sampler import Sampler, apply_filters, last_of_top_choices
 from notso.smollm3.values.sampling_params import SamplingParams
 
 EDGE = 1e-5  # single and double precision may differ about a token that stands so near an edge
@@ -70,7 +70,7 @@ def test_what_is_left_is_what_the_slow_twin_leaves(
     weights = np.exp(-np.array(exponents, np.float32) / 4)
     weights /= weights.max()
     params = SamplingParams(**options, xtc_probability=0.5)
-    ids, held = left_by_all(weights.astype(np.float32), params, 0.25 if crossed else 0.75)
+    ids, held = apply_filters(weights.astype(np.float32), params, 0.25 if crossed else 0.75)
     assert len(ids)
     np.testing.assert_array_equal(held, weights[ids])
     plain = [float(weight) for weight in weights]
@@ -107,9 +107,9 @@ def test_typical_tokens_are_those_of_the_expected_surprise() -> None:
     """llama.cpp's tests/test-sampling.cpp: of 0.97 and three of 0.01 half the mass is the first alone; of 0.4, 0.2,
     0.2, 0.2 it is the three that are near the entropy."""
     likely = np.array([0.97, 0.01, 0.01, 0.01], np.float32)
-    assert left_by_all(likely / 0.97, SamplingParams(typical_p=0.5, top_p=1.0), 0.5)[0].tolist() == [0]
+    assert apply_filters(likely / 0.97, SamplingParams(typical_p=0.5, top_p=1.0), 0.5)[0].tolist() == [0]
     even = np.array([0.4, 0.2, 0.2, 0.2], np.float32)
-    assert left_by_all(even / 0.4, SamplingParams(typical_p=0.5, top_p=1.0), 0.5)[0].tolist() == [1, 2, 3]
+    assert apply_filters(even / 0.4, SamplingParams(typical_p=0.5, top_p=1.0), 0.5)[0].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_masked_tokens_stay_masked() -> None:
 
 
 def test_who_asks_for_neither_goes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notso.smollm3.sampling.sampler.left_by_all", None)
+    monkeypatch.setattr("notso.smollm3.sampling.sampler.apply_filters", None)
     logits = np.random.default_rng(2).normal(0, 2, 500).astype(np.float32)
     params = SamplingParams(typical_p=1.0, xtc_probability=0.0, xtc_threshold=0.3, dry_penalty_last_n=0)
     assert Sampler(params, 1).sample(logits, [], 0) == Sampler(SamplingParams(), 1).sample(logits, [], 0)

@@ -12,7 +12,7 @@ import pytest
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.grammar import Grammars, answer_part
-from notso.smollm3.sampling.schemas.json_schema import HeldSchema, held_schema
+from notso.smollm3.sampling.schemas.json_schema import EnforcedSchema, enforced_schema
 from notso.smollm3.sampling.schemas.rewriting import SchemaRewriter
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
@@ -195,9 +195,9 @@ def test_what_says_nothing_about_values_is_named() -> None:
         "properties": {"a": {"nullable": True, "format": "byte", "x-order": 4, "then": {"odd": 1}}},
         "default": {"uncounted": 1},
     }
-    held = held_schema(schema, "grammar")
+    held = enforced_schema(schema, "grammar")
     closed = {"properties": {"a": {}}, "additionalProperties": False}
-    assert held == HeldSchema(closed, ("x-order", "nullable", "format: byte"))
+    assert held == EnforcedSchema(closed, ("x-order", "nullable", "format: byte"))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_options_are_told_apart_as_they_are_and_not_as_they_are_closed(
 def test_overlapping_options_are_refused_by_their_place() -> None:
     overlapping = {"oneOf": [{"format": "uri"}, {"enum": ["."]}]}
     with pytest.raises(InvalidRequestError, match="several options of /properties/p/oneOf may match the same value"):
-        held_schema({"properties": {"p": overlapping}}, "grammar")
+        enforced_schema({"properties": {"p": overlapping}}, "grammar")
 
 
 def test_cases_that_multiply_are_refused_before_they_are_made() -> None:
@@ -281,7 +281,7 @@ def test_cases_that_multiply_are_refused_before_they_are_made() -> None:
     schema = {"allOf": [{"properties": names, "allOf": either}], "unevaluatedProperties": False}
     tracemalloc.start()
     with pytest.raises(InvalidRequestError, match=r"too long to be enforced|more than 64 cases"):
-        held_schema(schema, "grammar")
+        enforced_schema(schema, "grammar")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64 * 2**20
@@ -293,5 +293,5 @@ def test_patterns_beyond_the_limit_are_refused_before_they_are_read(monkeypatch:
     monkeypatch.setattr(SchemaRewriter, "_pattern", lambda self, name, path: read.append(name) or name)
     names = {"^" + "a" * length: True for length in range(33)}
     with pytest.raises(InvalidRequestError, match="patternProperties has 33 members; at most 32 are supported"):
-        held_schema({"patternProperties": names}, "tools")
+        enforced_schema({"patternProperties": names}, "tools")
     assert not read

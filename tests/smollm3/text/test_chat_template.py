@@ -366,10 +366,10 @@ def test_the_demo_s_template_is_the_one_in_training() -> None:
         ("", "prints nothing"),
         (" \n{# a comment #}", "prints nothing"),
         ("{% if enable_thinking %}{{ messages[-1].content }}{% endif %}", "prints nothing"),
-        ("always the same", "omits the question"),
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", "omits the question"),
-        ("{{ messages[0].content }}", "omits the question"),  # hears the first question of a chat and no other
-        ("{{ messages[-1].content[:5] }}", "omits the question"),
+        ("always the same", "omits the user's message"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "omits the user's message"),
+        ("{{ messages[0].content }}", "omits the user's message"),  # hears the first question of a chat and no other
+        ("{{ messages[-1].content[:5] }}", "omits the user's message"),
         ("{% if messages|length > 1 %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}", "ZeroDivisionError"),
     ],
 )

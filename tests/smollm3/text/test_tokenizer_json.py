@@ -44,7 +44,7 @@ def _without(data: dict[str, Any], name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda d: "{", "tokenizer.json next to the model does not match it"),
+        (lambda d: "{", "tokenizer.json does not match the model file next to it"),
         (lambda d: "[]", "not a byte-level BPE tokenizer.json"),
         (lambda d: "[" * 100_000, "does not match"),
         (lambda d: _without(d, "model"), "there is no model"),

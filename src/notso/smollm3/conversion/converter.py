@@ -1,7 +1,7 @@
 """Conversion of a Hugging Face folder to a GGUF file for this engine and llama.cpp.
 
-Several threads quantize rows and preserve their order. When a folder is given as the model, it is converted once, and
-the file is kept in the user's cache folder.
+Rows are quantized in several threads and written in order. If the user gives a folder as the model, `kept_conversion`
+converts it once and keeps the file in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def require_whole_blocks(columns: int, format: Format) -> None:
 def packed(
     rows: Iterable[Floats], format: Format, name: str, importance: Floats | None = None, threads: int | None = None
 ) -> Iterator[Bytes]:
-    """Yield the quantized blocks of each chunk, as bytes. Raises OperandError."""
+    """Yield each chunk of `rows` as the bytes of its quantized blocks. Raises OperandError."""
     count = threads or os.cpu_count() or 1
     waiting: deque[Future[Bytes]] = deque()
     with ThreadPoolExecutor(count, "notso-packing") as pool:
@@ -74,10 +74,10 @@ def new_model_file(out: Path) -> Iterator[GGUFWriter]:
         unchecked.unlink(missing_ok=True)
 
 
-# Supported output types. Q4_K_M is the mix of the official files.
+# Supported output types. One of the official files has the type Q4_K_M, which mixes formats.
 MIXES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", Q4_K_M, Q5_K_M)
 
-# Incremented when a change of this code makes folders yield different files, so that cached conversions are redone.
+# Increment this when a code change alters the converted files, so that cached conversions are redone.
 VERSION = 2
 
 Progress = Callable[[int, int], None]  # bytes written, total bytes
@@ -86,10 +86,10 @@ Progress = Callable[[int, int], None]  # bytes written, total bytes
 def convert(
     folder: Path, out: Path, mix: str = Q4_K_M, progress: Progress | None = None, threads: int | None = None
 ) -> int:
-    """Convert a folder to `out`, deterministically and in little memory; return the size of its tensors in bytes.
+    """Convert a folder to the reproducible file `out`; return the size of its tensors in bytes.
 
     Raises ModelFileError or SafetensorsError for an unsupported folder, InvalidRequestError for an unknown mix,
-    OperandError for unrepresentable values, OSError. If it fails, no file is created.
+    OperandError for values that a format cannot represent, or OSError. No file is created on error.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {mix!r} is not supported; choices: {', '.join(MIXES)}", param="type")
@@ -138,9 +138,10 @@ def _general(folder: Path, mix: str) -> Entries:
     }
 
 
-MIX = "Q4_K_M"  # type that folders are converted to
+MIX = "Q4_K_M"  # output type of cached conversions
 
-# Called with folder and file before a conversion; returns a context manager that yields a progress callback.
+# Called with the folder and the output file before a conversion. Returns a context manager that yields a progress
+# callback.
 Announce = Callable[[Path, Path], AbstractContextManager[Progress]]
 
 
@@ -149,7 +150,7 @@ def _quietly(folder: Path, target: Path) -> AbstractContextManager[Progress]:
 
 
 def kept_conversion(folder: Path, announce: Announce = _quietly) -> Path:
-    """Return the GGUF file of a folder, converting a new or changed one. Raises the same errors as `convert`."""
+    """Return a folder's cached GGUF file, converting a new or changed folder. Raises the errors of `convert`."""
     target = _target(folder.resolve())
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +170,7 @@ def _target(folder: Path) -> Path:
 
 
 def _forget_earlier(target: Path) -> None:
-    # Deletes conversions of earlier states of the folder.
+    # Deletes the cached conversions of earlier states of the folder.
     kept_for = target.name.removesuffix(f"-{MIX}.gguf").rpartition("-")[0]
     for older in target.parent.glob("*.gguf"):
         if older != target and older.name.startswith(f"{kept_for}-"):

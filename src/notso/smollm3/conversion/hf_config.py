@@ -1,8 +1,7 @@
 """Conversion of a folder's config.json and generation_config.json to GGUF entries.
 
-Two kinds of fields are allowed: those that are applied as transformers applies them, and those without effect on this
-engine's results. Any other field raises an error that names it. Source: transformers 5.24, SmolLM3Config,
-modeling_rope_utils and GenerationConfig.
+A field is accepted only if this module applies it as transformers does, or if it cannot change this engine's results.
+Other fields raise an error. Source: transformers 5.24, SmolLM3Config, modeling_rope_utils and GenerationConfig.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAX_VOCAB = 1_000_000
 # JSON integers can exceed the range of a float, and Python's parser accepts NaN.
 MAX_NUMBER = 1e30
 
-# Fields that, if present, must have one of these values. None stands for null.
+# Fields that must have one of these values if they are present. None is null in JSON.
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "model_type": (ARCHITECTURE,),
     "architectures": (["SmolLM3ForCausalLM"], None),
@@ -45,6 +44,7 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "is_causal": (True, None),
 }
 
+# GGUF key, without the prefix `smollm3.` -> field of config.json
 _INTEGERS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -55,6 +55,7 @@ _INTEGERS = {
     "vocab_size": "vocab_size",
 }
 
+# Fields that the conversion applies or checks.
 COMPUTED = frozenset(
     {
         *FIXED,
@@ -64,20 +65,21 @@ COMPUTED = frozenset(
     }
 )
 
+# Fields that cannot change the results of this engine.
 HARMLESS = frozenset(
     {
-        # training, memory use, and what a call of the model returns
+        # training, memory use, and the return values of a model call
         *("attention_dropout", "initializer_range", "use_cache", "pretraining_tp", "output_attentions", "return_dict"),
         *("output_hidden_states", "chunk_size_feed_forward", "torchscript", "dtype", "torch_dtype"),
         *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation"),
-        # names, versions, and remote code, which is not run
+        # names, versions, and remote code, which is never executed
         *("_name_or_path", "name_or_path", "transformers_version", "auto_map", "tokenizer_class"),
         *("unsloth_fixed", "unsloth_version", "finetuning_task", "task_specific_params", "_commit_hash"),
-        # model classes with other heads
+        # heads of other model classes
         *("id2label", "label2id", "num_labels", "problem_type"),
         # only used if use_sliding_window is true
         *("sliding_window", "max_window_layers"),
-        # unused, because the tokenizer adds no tokens, and a single sequence needs no padding
+        # unused, because the tokenizer adds no special tokens, and sequences are not padded
         *("bos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
     }
 )
@@ -90,6 +92,7 @@ YARN_COMPUTED = frozenset(
     }
 )
 
+# Fields of generation_config.json that cannot change the results of this engine.
 GENERATION_HARMLESS = frozenset(
     {
         *("_from_model_config", "transformers_version", "_commit_hash", "bos_token_id", "pad_token_id", "use_cache"),
@@ -109,7 +112,7 @@ GENERATION_HARMLESS = frozenset(
     }
 )
 
-# Generation defaults. They are ignored and logged, because request parameters and server settings control generation.
+# Defaults for requests. They are logged and ignored, because requests and server settings have their own.
 GENERATION_CHOSEN = frozenset(
     {
         *("do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"),
@@ -117,7 +120,7 @@ GENERATION_CHOSEN = frozenset(
     }
 )
 
-# Fields that would change every result, and the values at which they have no effect.
+# Unsupported fields of generation_config.json, and the values at which they have no effect.
 GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
@@ -135,6 +138,7 @@ GENERATION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_new_tokens": (0,),
 }
 
+# Values that mean "off" or "not set". A field with one of these values is ignored, even if its name is unknown.
 _OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
 # Key -> (value, GGUF type name), the arguments of `GGUFWriter.add`.
@@ -146,7 +150,7 @@ _log = logging.getLogger(__name__)
 def read_object(
     folder: Path, name: str, most_bytes: int = MAX_CONFIG_BYTES, *, is_optional: bool = False
 ) -> dict[str, Any]:
-    """Read a JSON object; {} if an optional file is missing. Raises ModelFileError."""
+    """Return the JSON object in a file, or {} if it is optional and missing. Raises ModelFileError."""
     try:
         found = json.loads(read_regular(folder / name, most_bytes))
     except OSError as error:
@@ -161,13 +165,13 @@ def read_object(
 
 
 def config_entries(config: Mapping[str, Any]) -> Entries:
-    """Return the `smollm3.*` entries. Raises ModelFileError, which names the field."""
+    """Return the `smollm3.*` entries. Raises ModelFileError, which names the unsupported field."""
     for name, value in config.items():
         if name in FIXED:
             if not _is_one_of(value, FIXED[name]):
                 raise ModelFileError(f"{CONFIG}: {name} is {quoted(value)}, which is not supported")
         elif name not in COMPUTED and name not in HARMLESS and value not in _OFF:
-            raise ModelFileError(f"{CONFIG}: unknown field {quoted(name)} could change the results")
+            raise ModelFileError(f"{CONFIG}: unknown field {quoted(name)}, which could change the model's output")
     if "model_type" not in config:
         raise ModelFileError(f"{CONFIG}: model_type is missing")
     _check_layers(config)
@@ -182,11 +186,13 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
             raise ModelFileError(f"{CONFIG}: {name} must be a positive integer, not {quoted(value)}")
         entries[f"{ARCHITECTURE}.{key}"] = value, "uint32"
     if config["vocab_size"] > MAX_VOCAB:
-        raise ModelFileError(f"{CONFIG}: vocab_size exceeds the maximum of {MAX_VOCAB:,} tokens in a GGUF file")
+        raise ModelFileError(f"{CONFIG}: vocab_size exceeds the maximum of {MAX_VOCAB:,}")
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // heads
     if type(head_dim) is not int or head_dim < 2 or head_dim % 2 or heads % numbers["num_key_value_heads"]:
-        raise ModelFileError(f"{CONFIG}: unsupported head size or numbers of heads")
+        raise ModelFileError(
+            f"{CONFIG}: head_dim must be even and positive, and num_attention_heads a multiple of num_key_value_heads"
+        )
     entries[f"{ARCHITECTURE}.rope.dimension_count"] = head_dim, "uint32"
     if head_dim * heads != hidden:
         for key in ("key_length", "value_length"):
@@ -212,7 +218,9 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
             raise ModelFileError(f"{GENERATION_CONFIG}: {quoted(name)} is {quoted(value)}, which is not supported")
     if not_kept:
         _log.info(
-            "%s: ignored, because requests and server settings determine it: %s", GENERATION_CONFIG, ", ".join(not_kept)
+            "%s: ignored, because requests and server settings override these fields: %s",
+            GENERATION_CONFIG,
+            ", ".join(not_kept),
         )
     ids: dict[int, None] = {}
     for file, given in ((GENERATION_CONFIG, generation), (CONFIG, config)):
@@ -232,10 +240,10 @@ def _check_layers(config: Mapping[str, Any]) -> None:
     if given is not None and isinstance(layers, int):
         expected = [int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(min(layers, 4096))]
         if not isinstance(given, list) or given[: len(expected)] != expected:  # a longer list is allowed
-            raise ModelFileError(f"{CONFIG}: no_rope_layers must select every {_fourth()} layer")
+            raise ModelFileError(f"{CONFIG}: no_rope_layers must be 0 for every {_fourth()} layer and 1 for others")
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or set(map(str, kinds)) - {"full_attention"}):
-        raise ModelFileError(f"{CONFIG}: layer_types must be full_attention")
+        raise ModelFileError(f"{CONFIG}: layer_types must contain only full_attention")
 
 
 def _fourth() -> str:
@@ -243,13 +251,14 @@ def _fourth() -> str:
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    # Older versions of transformers write rope_scaling, newer ones rope_parameters; the former takes precedence.
+    # Older versions of transformers write rope_scaling, newer ones rope_parameters. If a file has both, rope_scaling
+    # takes precedence.
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
-        raise ModelFileError(f"{CONFIG}: rope_scaling and rope_parameters must be objects")
+        raise ModelFileError(f"{CONFIG}: rope_scaling and rope_parameters must be JSON objects")
     for name, value in given.items():
         if name not in YARN_COMPUTED and value not in _OFF and _kind(given) in ("default", "yarn"):
-            raise ModelFileError(f"{CONFIG}: {quoted(name)} of the rope scaling is not supported")
+            raise ModelFileError(f"{CONFIG}: RoPE scaling field {quoted(name)} is not supported")
     if given.get("partial_rotary_factor") not in (None, 1.0):
         raise ModelFileError(f"{CONFIG}: partial_rotary_factor must be 1, not {quoted(given['partial_rotary_factor'])}")
     return {"rope_theta": config.get("rope_theta"), **given}
@@ -264,14 +273,18 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
     if kind == "default":
         return {}
     if kind != "yarn":
-        raise ModelFileError(f"{CONFIG}: rope scaling of type {quoted(kind)} is not supported; only yarn is")
+        raise ModelFileError(
+            f"{CONFIG}: RoPE scaling of type {quoted(kind)} is not supported; the only supported type is yarn"
+        )
     context = config["max_position_embeddings"]
-    original = config.get("original_max_position_embeddings")  # takes precedence in transformers
+    original = config.get("original_max_position_embeddings")  # as in transformers, this takes precedence
     original = rope.get("original_max_position_embeddings", context) if original is None else original
     if type(original) is not int or not 0 < original < 1 << 31:
-        raise ModelFileError(f"{CONFIG}: original_max_position_embeddings must be an integer, not {quoted(original)}")
+        raise ModelFileError(
+            f"{CONFIG}: original_max_position_embeddings must be a positive integer, not {quoted(original)}"
+        )
     if "factor" not in rope:
-        raise ModelFileError(f"{CONFIG}: the rope scaling has no factor")
+        raise ModelFileError(f"{CONFIG}: RoPE scaling field factor is missing")
     factor = context / original if rope["factor"] is None else _number("factor", rope["factor"])
     _within("rope.scaling.factor", "factor", factor)
     usual = yarn_attention_factor(factor)
@@ -298,7 +311,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
         entries[f"{prefix}.attn_factor"] = attention / usual, "float32"
     for name in ("beta_fast", "beta_slow"):
         given = rope.get(name)
-        if given:  # transformers treats 0 as unset, too
+        if given:  # as in transformers, 0 means unset
             _within(f"rope.scaling.yarn_{name}", name, _number(name, given))
             entries[f"{prefix}.yarn_{name}"] = float(given), "float32"
     truncate = rope.get("truncate", YarnRamp().truncate)
@@ -312,7 +325,7 @@ def _scaling(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Entries:
 def _within(key: str, name: str, value: float) -> None:
     low, high = FLOAT_LIMITS[key]
     if not low <= value <= high:
-        raise ModelFileError(f"{CONFIG}: {name} of the rope scaling is out of range")
+        raise ModelFileError(f"{CONFIG}: RoPE scaling field {name} is out of range")
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -1,8 +1,8 @@
 """Tensors of a Hugging Face folder under their GGUF names.
 
-The rows of queries and keys are reordered: in a Hugging Face folder, the values that are rotated as a pair are half a
-head apart, and in a GGUF file they are adjacent. With heads of 128 rows, row 128h + 2i of a GGUF file is row 128h + i
-of the folder, and row 128h + 2i + 1 is row 128h + 64 + i.
+The rows of query and key matrices are reordered. RoPE rotates values in pairs: in a Hugging Face folder, the two values
+of a pair are half a head apart; in a GGUF file, they are adjacent. With heads of 128 rows, row 128h + 2i of a GGUF file
+is row 128h + i of the folder, and row 128h + 2i + 1 is row 128h + 64 + i.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ _LAYER = {
 }
 
 
-# Suffix of the names of rotary-frequency tensors in older folders. They are not needed: config.json determines them.
-_COMPUTED_ANEW = ".rotary_emb.inv_freq"
+# Name suffix of the RoPE frequency tensors in older folders. They are ignored, because config.json determines the
+# frequencies.
+_ROPE_FREQUENCIES = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
 class FolderTensor:
-    """A tensor and its GGUF name, without `.weight`. `head_rows`: rows per head if they are reordered, else 0."""
+    """A tensor and its GGUF name, without `.weight`. `head_rows`: rows per head if rows are reordered, else 0."""
 
     name: str
     source: QTensor
@@ -96,7 +97,8 @@ class HFFolder:
 
         head, embed = left.pop("lm_head.weight", None), left.get("model.embed_tokens.weight")
         is_tied = config.get("tie_word_embeddings", True)
-        if embed is None and head is not None and is_tied:  # as in transformers, lm_head then serves as both
+        # As in transformers, lm_head is used as the embedding if a tied model has no embed_tokens.
+        if embed is None and head is not None and is_tied:
             left["model.embed_tokens.weight"] = embed = head
         found = [take("token_embd", "model.embed_tokens")]
         for layer in range(config["num_hidden_layers"]):
@@ -108,7 +110,7 @@ class HFFolder:
             found.append(FolderTensor("output", head))
         elif head is None and not is_tied:
             raise ModelFileError("the folder has no tensor lm_head.weight")
-        left = {name: tensor for name, tensor in left.items() if not name.endswith(_COMPUTED_ANEW)}
+        left = {name: tensor for name, tensor in left.items() if not name.endswith(_ROPE_FREQUENCIES)}
         if left:
             raise ModelFileError(f"the folder has a tensor that the model does not use: {quoted(min(left))}")
         return found

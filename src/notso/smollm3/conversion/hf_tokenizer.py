@@ -1,8 +1,8 @@
 """Conversion of a folder's tokenizer and chat template to GGUF entries.
 
 tokenizer.json defines how text is split (`text/tokenizer_pipeline.py`); tokenizer_config.json lists the special tokens
-and, in older folders, contains the template. Fields are checked against an allow-list, and the result is compared with
-the original on probe texts. Source: transformers 5.24, tokenization_utils_tokenizers.
+and, in older folders, contains the template. Only known fields are accepted, and the converted tokenizer must give the
+same ids as the `tokenizers` library on the texts in PROBES. Source: transformers 5.24, tokenization_utils_tokenizers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
 
 HARMLESS = frozenset(
     {
-        # options of a call (truncation, padding, results) and of decoding, which this engine does exactly
+        # options of tokenizer calls (truncation, padding, return values), and cleanup after decoding, which is not done
         *("model_max_length", "max_length", "model_input_names", "padding_side", "truncation_side", "stride"),
         *("truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "return_tensors", "errors"),
         *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "response_schema"),
-        # names, and files that tokenizer.json replaces
+        # names, loading options, and files that tokenizer.json replaces
         *("name_or_path", "processor_class", "auto_map", "special_tokens_map_file", "tokenizer_file", "vocab_file"),
         *("merges_file", "from_slow", "legacy", "is_local", "local_files_only", "backend", "use_fast"),
     }
@@ -44,7 +44,7 @@ _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 _COMPUTED = frozenset({*SPECIAL, *SPECIAL_LISTS, "chat_template", "added_tokens_decoder", "tokenizer_class"})
 _OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
-# Texts on which tokenizers differ: contractions, spaces, digits, scripts, Unicode normalization.
+# Texts on which tokenizers often differ: contractions, spaces, digits, scripts, Unicode normalization.
 PROBES = (
     "The quick brown fox jumps over the lazy dog.",
     "I'm sure they'll say it's HERS, won't they? WE'RE, I'D; don’t.",
@@ -61,8 +61,10 @@ PROBES = (
 
 
 def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
-    """Return the `tokenizer.*` entries for an embedding of `vocab` rows. Raises ModelFileError if the tokenizer is
-    unsupported or would yield other ids."""
+    """Return the `tokenizer.*` entries for an embedding of `vocab` rows.
+
+    Raises ModelFileError if the tokenizer is unsupported or its ids would change.
+    """
     found = tokenizer_entries(folder / TOKENIZER_FILE)
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     if len(tokens) > vocab:
@@ -76,18 +78,18 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
         found["tokenizer.ggml.eos_token_id"] = ends[0]
     others = [each for each in ends if each != found.get("tokenizer.ggml.eos_token_id")]
     if others:
-        found["tokenizer.ggml.eot_token_id"] = others[0]  # llama.cpp has no keys for further end tokens
+        found["tokenizer.ggml.eot_token_id"] = others[0]  # llama.cpp does not read the list of all end tokens
         found[END_IDS_KEY] = list(ends)
     template = found.pop("tokenizer.chat_template", None)
     template = _template(config) if template is None else template
     if template is None:
         raise ModelFileError(
-            f"the folder has a chat template neither next to {TOKENIZER_FILE} nor in {TOKENIZER_CONFIG}"
+            f"the folder has no chat template, neither next to {TOKENIZER_FILE} nor in {TOKENIZER_CONFIG}"
         )
     _refuse_named_templates(folder, config)
     found |= {"tokenizer.ggml.model": "gpt2", "tokenizer.chat_template": template}
     _compare(folder / TOKENIZER_FILE, found, _added_of(config))
-    # Pad the vocabulary to the number of rows of the embedding.
+    # The vocabulary must have as many tokens as the embedding has rows.
     tokens += [f"[PAD{number}]" for number in range(len(tokens), vocab)]
     kinds += [UNUSED] * (vocab - len(kinds))
     found["tokenizer.ggml.add_bos_token"] = False
@@ -134,7 +136,7 @@ def _mark_special(config: Mapping[str, Any], found: dict[str, Any]) -> None:
     tokens, kinds = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     ids = {text: index for index, text in enumerate(tokens)}
     for name, text in _named(config):
-        # Every special token of tokenizer_config.json must exist in tokenizer.json.
+        # Only tokenizer.json gives tokens their ids, so every special token must be defined there.
         if text not in ids:
             raise ModelFileError(f"{TOKENIZER_CONFIG}: {name} {quoted(text)} is not a token of {TOKENIZER_FILE}")
         kinds[ids[text]] = CONTROL
@@ -156,7 +158,7 @@ def _added_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequence[int]) -> None:
     ids = {text: index for index, text in enumerate(found["tokenizer.ggml.tokens"])}
-    # Templates use bos_token and eos_token; a GGUF file must have an end token.
+    # Chat templates can use bos_token and eos_token. A GGUF file must have an end token even if the config names none.
     for key, name in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token")):
         found.pop(f"tokenizer.ggml.{key}_token_id", None)
         if config.get(name) is not None:
@@ -166,7 +168,7 @@ def _name_special(config: Mapping[str, Any], found: dict[str, Any], ends: Sequen
 
 
 def _template(config: Mapping[str, Any]) -> str | None:
-    # In older folders, the template is here, as text or in a list of named templates.
+    # In older folders, tokenizer_config.json contains the template, as text or in a list of named templates.
     given = config.get("chat_template")
     if isinstance(given, list):
         given = next(

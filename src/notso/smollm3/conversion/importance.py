@@ -1,7 +1,7 @@
-"""Mean squares of the inputs of each matrix over a text (llama.cpp: importance matrix).
+"""Mean squares of each matrix's input columns, measured on a text (in llama.cpp: importance matrix).
 
-A weight's error changes an output by the error times the input, so quantization should minimize the sum of squared
-errors, each weighted by the mean square of its input.
+An error in a weight changes the output by the error times the weight's input. Quantization should therefore minimize
+the sum of squared weight errors, each multiplied by the mean square of its input column.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class Importance:
 
 
 def importance(file: GGUFFile, text: str, threads: int | None = None, progress: Progress | None = None) -> Importance:
-    """Measure importance on `text`. Raises InvalidRequestError if it is too short, KernelChoiceError, and errors of
-    loading."""
+    """Measure importance. Raises InvalidRequestError if `text` is short, KernelChoiceError, and errors of loading."""
     config = SmolLM3Config.from_metadata(file.metadata)
     ids = Tokenizer.from_gguf(file.metadata, file.path).encode(text)
     window = min(WINDOW_TOKENS, config.max_position_embeddings)
@@ -51,7 +50,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
     backend = cast(Backend, watch)  # __getattr__ provides the other operations
     weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)
     model = SmolLM3(config, weights, KVCache(backend, config, window))
-    # No logits are needed, so the product of the output head is skipped.
+    # The output head needs its inputs measured but not its product, because no logits are needed.
     watch.skipped = weights.lm_head
     step = InputBatch(backend, config, window, window)
     everything = list(range(window))
@@ -66,7 +65,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
 
 @dataclass
 class _Watch:
-    # A backend that accumulates the squared inputs of matrix products.
+    # A CPU backend that also accumulates the squared inputs of matrix products.
     backend: CPU
     sums: dict[str, Doubles] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)

@@ -33,11 +33,14 @@ def quantize(
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> int:
-    """Quantize a float GGUF file or Hugging Face folder, deterministically; return the size of its tensors in bytes.
+    """Quantize a float GGUF file or Hugging Face folder to `out`; return the size of its tensors in bytes.
 
-    text: name and content of a text to measure importance with. Raises ModelFileError, GGUFError or SafetensorsError
-    for an unsupported source, InvalidRequestError for an unknown mix or short text, OperandError for unrepresentable
-    values, OSError. If it fails, no file is created.
+    The file is reproducible.
+    text: name and content of a text on which to measure importance (see importance.py).
+
+    Raises ModelFileError, GGUFError or SafetensorsError for an unsupported source, InvalidRequestError for an unknown
+    mix or short text, OperandError for values that a format cannot represent, or OSError. No file is created on
+    error.
     """
     if mix not in MIXES:
         raise InvalidRequestError(f"type {quoted(mix)} is not supported; choices: {', '.join(MIXES)}", param="type")
@@ -74,7 +77,7 @@ def _quantize_file(
             for key, value in file.metadata.items():
                 if not key.startswith(_REPLACED):
                     writer.add(key, value, file.metadata_types[key])
-            _say_how(writer, mix, text[0] if text else "", measured)
+            _add_quantization_keys(writer, mix, text[0] if text else "", measured)
             written = 0
 
             def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
@@ -97,8 +100,8 @@ def _format(mix: str, tensor: QTensor, config: SmolLM3Config, is_tied: bool) -> 
     return format
 
 
-def _say_how(writer: GGUFWriter, mix: str, text_name: str, measured: Importance | None) -> None:
-    # Adds the keys that llama.cpp writes.
+def _add_quantization_keys(writer: GGUFWriter, mix: str, text_name: str, measured: Importance | None) -> None:
+    # Adds the metadata keys that llama.cpp also writes to quantized files.
     writer.add("general.quantization_version", 2, "uint32")
     writer.add("general.file_type", FILE_TYPES[mix], "uint32")
     if measured is not None:

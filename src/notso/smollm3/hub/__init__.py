@@ -1,1 +1,1 @@
-"""Model files: known, local and downloadable ones."""
+"""Registry of model files, and downloads from the Hugging Face Hub."""

@@ -1,10 +1,10 @@
 """Resumable downloads to the Hugging Face cache, verified before the file becomes visible.
 
-huggingface_hub locates the file and provides the HTTP session. The transfer is implemented here because that library
-(2.4) discards a partial file when its process ends, and makes a file visible before it is hashed.
+huggingface_hub builds the URL and provides the HTTP session. The transfer is implemented here because huggingface_hub
+2.4 discards a partial file when the process ends, and makes a file visible before checking its hash.
 
-Each redirect is validated before it is followed, because the HTTP library by default follows up to twenty redirects to
-any address, including from https to http and to hosts of the local network.
+Each redirect is validated before it is followed. By default, the HTTP library follows up to twenty redirects to any
+address, including from https to http and into the local network.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ def followed(
     timeout: float,
     leave_origin: bool = True,
 ) -> Iterator[httpx2.Response]:
-    """Yield the final, unread response of `url` after validated redirects.
+    """Yield the final response of `url`, with its body unread, after validated redirects.
 
     leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for a forbidden
     redirect, and httpx2.HTTPError.
     """
-    # All addresses must be https; http is allowed only on this machine, if the first address is http, too. Redirects to
-    # the local network are allowed only from it. The Authorization header is sent only to the first origin.
+    # Every URL must be https, except that http is allowed on this machine if the first URL is http. Redirects into the
+    # local network are followed only if the first URL is in it. The Authorization header is sent only to the first
+    # origin.
     first = require_safe(url)
-    at_home = _is_local(first)
+    starts_local = _is_local(first)
     sent = dict(headers)
     for _ in range(MAX_REDIRECTS + 1):
         with session.stream(method, url, headers=sent, timeout=timeout, follow_redirects=False) as response:
@@ -66,7 +67,7 @@ def followed(
                     yield response
                     return
                 sent = {name: value for name, value in sent.items() if name.lower() != "authorization"}
-            _require_safe_hop(url, first, at_home)
+            _require_safe_hop(url, first, starts_local)
     raise DownloadError(f"{first.hostname} redirects more than {MAX_REDIRECTS} times")
 
 
@@ -78,13 +79,13 @@ def require_safe(url: str) -> SplitResult:
     return parts
 
 
-def _require_safe_hop(url: str, first: SplitResult, at_home: bool) -> None:
+def _require_safe_hop(url: str, first: SplitResult, starts_local: bool) -> None:
     parts = _split(url)
     if parts.scheme != "https" and not (parts.scheme == first.scheme == "http" and _is_loopback(parts)):
         raise DownloadError(
             f"models are downloaded over https only; {first.hostname} redirects to {parts.scheme}://{parts.hostname}"
         )
-    if not at_home and _is_local(parts):
+    if not starts_local and _is_local(parts):
         raise DownloadError(f"{first.hostname} redirects to {parts.hostname}, which is on the local network")
 
 
@@ -108,8 +109,9 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 
 def _is_local(parts: SplitResult) -> bool:
-    # Returns whether any address of the host is not globally routable. A name that does not resolve may be resolved by
-    # a proxy. If a name resolves to a local address later, that host cannot have the name's certificate.
+    # Returns whether any address of the host is not globally routable. A name that this machine cannot resolve is
+    # accepted, because an HTTP proxy may resolve it. A name that resolves to a local address only later is no risk,
+    # because a local host has no certificate for that name.
     try:
         found = socket.getaddrinfo(parts.hostname, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -118,7 +120,7 @@ def _is_local(parts: SplitResult) -> bool:
     return any(not (getattr(each, "ipv4_mapped", None) or each).is_global or each.is_multicast for each in addresses)
 
 
-RETRIES = 5  # consecutive attempts without progress
+RETRIES = 5  # maximum consecutive failures without progress
 TIMEOUT_S = 20.0
 SPARE_BYTES = 64 << 20  # kept free on the disk
 _CHUNK_BYTES = 1 << 20
@@ -180,9 +182,9 @@ def pull(
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Pulled:
-    """Download and verify `file` unless cached; `force` ignores the cache.
+    """Download `file` unless it is cached, and verify it. `force` ignores the cache and partial files.
 
-    Raises DownloadError; a partial file is kept, unless its hash is wrong.
+    Raises DownloadError; a partial file is kept for resuming unless its hash is wrong.
     """
     report = progress or (lambda _what, _done, _total: None)
     # Must be set before huggingface_hub is imported, or the library sends telemetry.
@@ -307,7 +309,7 @@ def _prove_present(file: KnownFile, path: Path, report: Progress) -> Pulled:
 
 @contextlib.contextmanager
 def _only_one(wanted: KnownFile) -> Iterator[None]:
-    # This is the lock that huggingface_hub acquires for the same file.
+    # huggingface_hub locks the same path, so it does not download the file at the same time.
     folder = registry.hub_cache() / ".locks" / registry.repository_folder(wanted).name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{wanted.sha256}.lock").open("w") as file:
@@ -347,7 +349,7 @@ def _locate(file: KnownFile) -> str:
     url = hf_hub_url(file.repository, file.filename, revision=file.revision, endpoint=endpoint)
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
-        # A redirect to another host already has the file's metadata, so it need not be followed.
+        # The Hub's redirect to another host already contains the file's size and ETag, so it is not followed.
         with followed(get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False) as response:
             if response.status_code >= 400:
                 raise DownloadError(f"{endpoint} refused {file.filename}: {_status(response)}")
@@ -369,7 +371,7 @@ def _locate(file: KnownFile) -> str:
 
 
 def _offered(response: httpx2.Response) -> tuple[int | None, str]:
-    # Redirects have length and ETag in Hub-specific headers.
+    # The Hub's redirects contain the file's size and ETag in headers of their own.
     headers = response.headers
     size = str(headers.get("X-Linked-Size") or (not response.is_redirect and headers.get("Content-Length")) or "")
     etag = str(headers.get("X-Linked-ETag") or headers.get("ETag") or "")
@@ -424,7 +426,7 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
             part.restart()  # the server ignores ranges and sends the whole file
         elif part.size and not response.headers.get("Content-Range", "").startswith(f"bytes {part.size}-"):
             raise DownloadError(f"the server sent a different range of {part.name} than requested")
-        for chunk in response.iter_raw():  # unbuffered, because a disconnect would lose a larger buffer
+        for chunk in response.iter_raw():  # unbuffered, because a disconnect would lose buffered bytes
             part.append(chunk)
             report("downloading", part.size, part.total)
 

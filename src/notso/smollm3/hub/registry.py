@@ -1,10 +1,8 @@
-"""Official model files, and model files on this machine.
+"""Registry of official model files and of model files on this machine. It does not use the network.
 
-Files in the Hugging Face cache are used in place, so they are shared with other programs. This module does not use the
-network.
-
-The model folders (stores) of Ollama, LM Studio and llama.cpp are searched, too, but never changed. Files are identified
-by their first bytes, not by name.
+Files in the Hugging Face cache are used in place, so they are shared with other programs. The model folders of Ollama,
+LM Studio and llama.cpp, called stores here, are searched but never modified. Models in stores are recognized by their
+first bytes, because Ollama names files by hash.
 """
 
 from __future__ import annotations
@@ -31,7 +29,8 @@ Store = Literal["ollama", "lm studio", "llama.cpp"]
 
 MAX_MANIFESTS = 2_000
 MAX_MANIFEST_BYTES = 1 << 20
-# All known converters write the architecture near the beginning of the metadata, before the vocabulary.
+# Bytes in which the architecture is searched for. All known converters write it near the beginning of the metadata,
+# before the large vocabulary.
 HEAD_BYTES = 64 << 10
 
 _ARCHITECTURE = b"general.architecture" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"smollm3"
@@ -42,7 +41,7 @@ _OLLAMA_REGISTRY, _OLLAMA_NAMESPACE = "registry.ollama.ai", "library"
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A file and its name in a store."""
+    """A model file in a store, and its name there."""
 
     name: str
     path: Path
@@ -50,7 +49,7 @@ class StoredModel:
 
 
 def is_smollm3(path: Path) -> bool:
-    """Return whether a file is a SmolLM3 GGUF model, judging by its beginning."""
+    """Return whether a file is a SmolLM3 GGUF model, based on its first HEAD_BYTES."""
     try:
         with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
             head = file.read(HEAD_BYTES)
@@ -60,7 +59,7 @@ def is_smollm3(path: Path) -> bool:
 
 
 def stored_models() -> list[StoredModel]:
-    """Return the SmolLM3 files in the stores, each once."""
+    """Return the SmolLM3 files in stores, without duplicates."""
     found: dict[Path, StoredModel] = {}
     for model in (*_of_ollama(), *_of_folders()):
         if is_smollm3(model.path):
@@ -108,7 +107,7 @@ def _home() -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        return Path("/nonexistent")  # e.g. a service that runs under a numeric id without an account
+        return Path("/nonexistent")  # services may run under a user id without an account
 
 
 def _files(root: Path, pattern: str) -> list[Path]:
@@ -125,7 +124,7 @@ Verified = Literal["yes", "no", "wrong size", "built in"]
 Where = Literal["built in", "cache", "folder"] | Store
 
 _HASH_CHUNK_BYTES = 4 << 20
-DEMO_QUANTIZATION = "Q4_K_M"  # not in the demo's file name; opening the file would be slow
+DEMO_QUANTIZATION = "Q4_K_M"  # a constant, because the file name lacks it and reading the file is slow
 _QUANTIZATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
 
 
@@ -184,7 +183,7 @@ class LocalModel:
 
 
 def official_files() -> tuple[KnownFile, ...]:
-    """Return downloadable files, with the default first."""
+    """Return the official files, starting with the default."""
     return KNOWN_FILES
 
 
@@ -219,7 +218,7 @@ def repository_folder(file: KnownFile) -> Path:
 
 
 def blob_path(file: KnownFile) -> Path:
-    """Return the path of the contents, named by hash."""
+    """Return the path of the contents, which are named by hash."""
     return repository_folder(file) / "blobs" / file.sha256
 
 
@@ -230,12 +229,12 @@ def cached_files(repository: str) -> list[Path]:
 
 
 def snapshot_path(file: KnownFile) -> Path:
-    """Return the path of the link with the file's name."""
+    """Return the path of the link to the contents, which has the file's name."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
 
 
 def find_local(file: KnownFile) -> Path | None:
-    """Return a cached copy, of any revision, with the expected size; its hash is not checked."""
+    """Return a cached copy of the expected size, from any revision; its hash is not checked."""
     snapshots = repository_folder(file) / "snapshots"
     for path in [snapshot_path(file), *sorted(snapshots.glob(f"*/{glob.escape(file.filename)}"))]:
         if _size(path) == file.size_bytes:
@@ -249,7 +248,7 @@ def demo_path() -> Path:
 
 
 def resolve_model(given: str | Path | None = None) -> Path | None:
-    """Return the path of a model: `given` or NOTSO_MODEL (a path or name), else a cached official file or None.
+    """Return the path of the model that `given` or NOTSO_MODEL names; without them, a cached official file or None.
 
     Raises ModelFileError if the model does not exist.
     """
@@ -292,7 +291,7 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
 
 
 def quantization_in(filename: str) -> str | None:
-    """Return the type in a file name: `Q4_K_M` for `SmolLM3-Q4_K_M.gguf`."""
+    """Return the quantization in a file name: `Q4_K_M` for `SmolLM3-Q4_K_M.gguf`."""
     found = _QUANTIZATION.search(filename)
     return found.group(1) if found else None
 
@@ -320,8 +319,8 @@ _writing_ledger = threading.Lock()
 def remember_hash(path: Path, sha256: str) -> None:
     """Store a hash by path, size and modification time."""
     target = _ledger_path()
-    # The lock serializes downloads in this process. An entry that another process writes at the same moment may be
-    # lost, and nothing is stored if the folder is not writable; files without an entry are hashed again.
+    # The lock serializes writers in this process only. An entry can be lost if another process writes at the same time,
+    # or if the folder is not writable. This is harmless, because a file without an entry is hashed again.
     with _writing_ledger, contextlib.suppress(OSError):
         ledger = _read_ledger()
         ledger[str(path.resolve())] = [*_fingerprint(path), sha256]
@@ -332,7 +331,7 @@ def remember_hash(path: Path, sha256: str) -> None:
 
 
 def remembered_hash(path: Path) -> str | None:
-    """Return the stored hash, or None if the file has changed."""
+    """Return the stored hash, or None if it is missing or the file has changed."""
     entry = _read_ledger().get(str(path.resolve()))
     if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != _fingerprint(path):
         return None
@@ -340,7 +339,7 @@ def remembered_hash(path: Path) -> str | None:
 
 
 def _described_by(name: str, path: Path, where: Store) -> LocalModel:
-    # A blob is named by hash, so the store's name for the file is used.
+    # Ollama names files by hash, so the name in the store replaces the file name.
     found = _describe(path, where)
     return replace(found, name=name, quantization=found.quantization or quantization_in(name.replace(":", "-")) or "")
 
@@ -391,16 +390,16 @@ def _size(path: Path) -> int | None:
         return None
 
 
-# How to remove files of other stores.
+# How to remove files that other programs manage.
 OWNERS = {
-    "ollama": "`ollama rm` removes it",
-    "lm studio": "LM Studio removes it",
+    "ollama": "remove it with `ollama rm`",
+    "lm studio": "remove it in LM Studio",
     "llama.cpp": "delete the file itself",
 }
 
 
 def fetched_model(name: str) -> LocalModel:
-    """Return a cached model by name or path. Raises InvalidRequestError."""
+    """Return a model in the Hugging Face cache by name or path. Raises InvalidRequestError."""
     wanted = {name.strip().lower()}
     with contextlib.suppress(InvalidRequestError):
         wanted.add(known_file(name).name.lower())

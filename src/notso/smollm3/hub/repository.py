@@ -1,4 +1,4 @@
-"""Model files of any Hub repository, with the size and hash that the Hub reports."""
+"""Lookup of model files in any Hugging Face Hub repository, with the size and hash that the Hub reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.smollm3.hub import download
 from notso.smollm3.hub.registry import KnownFile, cached_files, known_file, quantization_in
 from notso.smollm3.strict_json import DECODER
 
-USUAL = "Q4_K_M"  # the default, if the repository has it
+PREFERRED = "Q4_K_M"  # default if a repository has several quantizations
 
 MAX_LISTING_BYTES = 16 << 20
 TIMEOUT_S = 20.0
@@ -22,6 +22,7 @@ TIMEOUT_S = 20.0
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# Suffix of a file that holds only a part of a model.
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
@@ -31,7 +32,7 @@ def is_repository(name: str) -> bool:
 
 
 def is_downloadable(name: str) -> bool:
-    """Return whether a name denotes an official file or a repository, and not a path."""
+    """Return whether a name denotes an official file or a repository rather than a path."""
     try:
         known_file(name)
     except InvalidRequestError:
@@ -43,13 +44,15 @@ def find_cached(name: str) -> Path | None:
     """Return the cached file of `owner/repository[:QUANTIZATION]`, without using the network."""
     repository, _, quantization = name.strip().partition(":")
     found = {(quantization_in(path.name) or path.name).upper(): path for path in cached_files(repository)}
-    wanted = quantization.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found), ""))
+    wanted = quantization.upper() or (PREFERRED if PREFERRED in found or len(found) > 1 else next(iter(found), ""))
     return found.get(wanted)
 
 
 def file_named(name: str, *, offline: bool = False) -> KnownFile:
-    """Return an official file, or look up `owner/repository[:QUANTIZATION]`. Raises InvalidRequestError or
-    DownloadError."""
+    """Return an official file, or look up `owner/repository[:QUANTIZATION]` on the Hub.
+
+    Raises InvalidRequestError or DownloadError.
+    """
     try:
         return known_file(name)
     except InvalidRequestError:
@@ -103,7 +106,7 @@ def _choice(repository: str, quantization: str, listing: Mapping[str, Any]) -> K
             found[file.quantization.upper() or file.filename.upper()] = file
     if not found:
         raise InvalidRequestError(f"{repository} has no GGUF file that can be downloaded", param="name")
-    wanted = quantization.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found)))
+    wanted = quantization.upper() or (PREFERRED if PREFERRED in found or len(found) > 1 else next(iter(found)))
     if wanted not in found:
         choices = ", ".join(sorted(each.quantization or each.filename for each in found.values()))
         raise InvalidRequestError(f"{repository} has no {quoted(wanted)}; choices: {choices}", param="name")
@@ -111,7 +114,7 @@ def _choice(repository: str, quantization: str, listing: Mapping[str, Any]) -> K
 
 
 def _file(repository: str, commit: str, given: Any) -> KnownFile | None:
-    # Returns None unless the file is a complete model with a hash.
+    # Returns None unless the file is a complete model whose size and hash the Hub reports.
     name, lfs = (given.get("rfilename"), given.get("lfs")) if isinstance(given, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(lfs, dict):
         return None

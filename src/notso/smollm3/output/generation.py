@@ -33,10 +33,10 @@ def _nothing() -> None:
 class Generation:
     """Events of one answer, for any number of readers in any thread. All events are kept."""
 
-    # changed: wakes the engine after `stop` and `answer_now`.
+    # changed: callback of `stop` and `answer_now`, which wakes the engine.
     def __init__(self, changed: Callable[[], None] = _nothing) -> None:
         self.id = uuid4().hex
-        # The caller's context, so that the engine's log records contain the ids of the caller's request.
+        # The engine logs in the caller's context, so that its log records contain the ids of the caller's request.
         self.context = contextvars.copy_context()
         self.stop_requested = False
         self.answer_requested = False
@@ -81,7 +81,7 @@ class Generation:
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` for new events, and once now if there are any. It must not block the engine's thread."""
+        """Call `notify`, which must not block the engine's thread, for new events, and now if there are any."""
         with self._condition:
             self._listeners.append(notify)
             is_new = bool(self._events)
@@ -91,7 +91,7 @@ class Generation:
     # Control
 
     def stop(self) -> None:
-        """Cancel the answer, at the latest after the current step."""
+        """Cancel the answer; it ends after the current step at the latest."""
         self.stop_requested = True
         if os.getpid() == self._process:
             self._engine_changed()
@@ -121,7 +121,7 @@ class Generation:
 
 
 def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
-    """Yield events, and stop the answer when `cancelled()` or closed. Raises the error of an `error` event."""
+    """Yield events; stop the answer if `cancelled()` or on close. Raises the error of an `error` event."""
     after = 0
     try:
         while True:

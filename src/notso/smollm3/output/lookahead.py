@@ -19,7 +19,7 @@ class Span(str):
 
 
 class Lookahead:
-    """The end of a stream that is not classified yet."""
+    """The unclassified end of a text stream."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -42,7 +42,7 @@ class Lookahead:
 
 
 def pending_length(text: str, patterns: Iterable[str]) -> int:
-    """Return the length of the longest suffix that a pattern starts with."""
+    """Return the length of the longest suffix of `text` with which a pattern starts."""
     longest = 0
     for pattern in patterns:
         for length in range(min(len(text), len(pattern) - 1), longest, -1):
@@ -53,11 +53,11 @@ def pending_length(text: str, patterns: Iterable[str]) -> int:
 
 
 class StopStrings:
-    """Passes on the text before the first stop string."""
+    """Filter that passes only the text before the first stop string."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        # The first match is the one that ends first; of those that end at the same position, the longest. The result
-        # is therefore independent of how the text is divided into chunks.
+        # Of several matches, the one that ends first is used, and the longest if several end at the same position. The
+        # result is therefore independent of how the text is divided into chunks.
         self._stops = sorted(stop for stop in stops if stop)
         self._longest = max(map(len, self._stops), default=1)
         self._lookahead = Lookahead()
@@ -77,8 +77,8 @@ class StopStrings:
         return self._lookahead.give(len(pending) - self._pending_length(pending)), False
 
     def _pending_length(self, text: str) -> int:
-        # In sorted order, the strings that start with a suffix follow it directly, so a binary search suffices and many
-        # stop strings cost little more than one.
+        # In the sorted list, the stop strings that start with `end` begin where `end` would be inserted. Therefore a
+        # binary search suffices, and many stop strings cost little more than one.
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             end = text[start:]
             at = bisect_left(self._stops, end)

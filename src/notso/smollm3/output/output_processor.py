@@ -37,7 +37,7 @@ class PromptScores:
         self._reported = 0
 
     def take(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]:
-        """Return new entries from logits (rows, V) of the positions from `start` on. Raises EngineError."""
+        """Return unreported entries from logits (rows, V) of the positions from `start` on. Raises EngineError."""
         entries = []
         if self._reported == 0:
             entries.append(_entry(self._tokenizer, self._prompt[0], math.nan))
@@ -53,7 +53,8 @@ def _entry(tokenizer: Tokenizer, token: int, logprob: float, top: tuple[TokenLog
     return TokenLogprob(tokenizer.token_text(token), tuple(tokenizer.token_bytes(token)), logprob, top, token)
 
 
-# A number of characters, and the log probability entry of the token that produced them; None if already reported.
+# A number of characters and the log probability entry of the token that produced them, or None if the entry has
+# already been returned.
 Share = tuple[int, TokenLogprob | None]
 
 
@@ -202,7 +203,7 @@ class OutputProcessor:
         if self._called and self.finish_reason == "stop":
             self.finish_reason = "tool_calls"
 
-    # Set by a stop string, or after the only allowed tool call: no further events are emitted.
+    # True after a stop string or the only allowed tool call. The rest of the answer yields no events.
     _is_cut = False
 
     def _pieces(self, pieces: Sequence[Piece]) -> Iterator[Event]:

@@ -28,14 +28,14 @@ class ReasoningParser:
     """Splits a stream of (token id, text) into nonempty pieces of reasoning and text."""
 
     # Tag tokens are recognized anywhere. Opening tags in ordinary tokens are recognized only at the start of an answer,
-    # closing tags there and in reasoning. Unmatched closing tags are dropped, as are newlines around the reasoning and
-    # before the answer. Reasoning without a closing tag stays reasoning.
+    # closing tags only there and in reasoning. Unmatched closing tags are dropped, as are newlines around the reasoning
+    # and before the answer. Reasoning without a closing tag stays reasoning.
     #
     # open_id, close_id: tag tokens, None if the model file has none.
     # starts_inside: the prompt ends inside reasoning.
     # goes_on: the prompt ends with the beginning of the answer, so leading newlines and spelled-out tags are text.
-    # answer_apart: the answer starts when `begin_answer` is called, so text in the same token after a closing tag is
-    # dropped.
+    # answer_apart: the answer starts only when `begin_answer` is called, so text that follows a closing tag in the same
+    # token is dropped.
     def __init__(
         self,
         open_id: int | None,

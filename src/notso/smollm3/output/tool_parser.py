@@ -42,15 +42,16 @@ class ToolCallParser:
     #
     # in_parts: a grammar guarantees valid calls, so CallParts with the arguments precede each ToolCall. A call that is
     # cut off consists of CallParts only.
-    # offered: names of the available tools; a call to any other is returned as text, since it cannot be executed. None:
-    # accept any name.
+    # offered: names of the available tools; a call to any other tool is returned as text, as it cannot be executed.
+    # None: accept any name.
     def __init__(self, in_parts: bool = False, offered: Collection[str] | None = None) -> None:
         self._in_parts = in_parts
         self._offered = offered
         self._arguments: _Arguments | None = None
         self._lookahead = Lookahead()
         self._in_call = False
-        self._body = 0  # start of the body, after the tag and preceding newlines, which are shown if it is not a call
+        # Offset of the body, after the tag and the newlines before the tag. All are shown if the body is not a call.
+        self._body = 0
         self._after_call = False
 
     def push(self, text: str) -> list[Span | ToolCall | CallPart]:

@@ -2,7 +2,7 @@
 
     root ::= "yes" | "no" [.!]?
 
-Each character becomes a separate terminal. The lexer of llguidance always takes the longest match, unlike GBNF; this
+Each character becomes a separate terminal. Unlike GBNF, the lexer of llguidance always uses the longest match, which
 makes no difference if all terminals have the same length.
 """
 

@@ -19,7 +19,7 @@ from notso.smollm3.sampling.schemas.json_schema import (
     MAX_CHARACTERS,
     MAX_INTERSECTED,
     checked_schema,
-    held_schema,
+    enforced_schema,
 )
 from notso.smollm3.sampling.schemas.patterns import PatternError, library_pattern, looks_around
 from notso.smollm3.sampling.shortest_end import ShortestEnd
@@ -30,17 +30,17 @@ from notso.smollm3.values.request_options import Grammar
 if TYPE_CHECKING:
     import llguidance
 
-# A grammar as llguidance takes it: {"json_schema": ...} or {"lark_grammar": ...}.
+# A grammar in the format of llguidance: {"json_schema": ...} or {"lark_grammar": ...}.
 Part = dict[str, Any]
 
-# Limits enforced by llguidance. A grammar that exceeds one fails without delaying other requests.
+# Limits enforced by llguidance. A grammar that exceeds a limit fails without delaying other requests.
 MAX_LEXER_STATES = 20_000  # at one or two kilobytes each
 MAX_GRAMMAR_SIZE = 100_000
-MAX_GRAMMAR_CHARACTERS = 2**18  # parsing takes some 300 bytes per character; schemas have a limit of their own
-MAX_ROW_ITEMS = 1_000  # alternative parses; each takes time for every token
+MAX_GRAMMAR_CHARACTERS = 2**18  # parsing takes about 300 bytes per character; schemas have a separate limit
+MAX_ROW_ITEMS = 1_000  # alternative parses of a text; each of them takes time for every token
 
-# Grammars of this length may need more stack than a thread has: some 5 KiB for each of up to MAX_DESCENT levels. They
-# are parsed in a thread with this stack, of which only the part in use is committed.
+# Grammars of at least this length may need more stack than a thread usually has: about 5 KiB for each of up to
+# MAX_DESCENT levels. They are parsed in a thread with a larger stack, of which the system commits only the part in use.
 DEEP_CHARACTERS = 8_192
 DEEP_STACK_BYTES = 128 * 2**20
 
@@ -64,12 +64,12 @@ _UNSATISFIABLE = "Unsatisfiable schema"
 _LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
 
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
-# A literal or comment. An unclosed one extends to the end of the line, so that scanning takes linear time.
+# A literal or comment. An unclosed literal extends to the end of the line, so that scanning takes linear time.
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*+(?P<text>")?|/(?:\\.|[^/\\\n])++(?P<regex>/)?|(?P<comment>//[^\n]*|#[^\n]*)')
 
 
 class Matcher:
-    """State of one answer in its grammar."""
+    """Parser state of one answer in its grammar."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Matcher:
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
 
     def distance(self, most: int) -> int | None:
-        """Return the number of tokens in the shortest ending found, or None if there is none within `most`."""
+        """Return the fewest tokens found that complete the answer, or None if more than `most` are needed."""
         limit = self._token_limit()
         return None if limit is None else limit.distance(self._matcher, most, self._state)
 
@@ -183,7 +183,7 @@ class Grammars:
         self._known_ends: ShortestEnd | None = None
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
-        """Return a matcher that starts with the first part. Parts refer to each other by name.
+        """Return a matcher for the first part, which can refer to other parts by name.
 
         Control tokens are masked, except `tags` and end tokens. Raises InvalidRequestError with `param`.
         """
@@ -300,7 +300,7 @@ def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
 
 
 def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
-    """Return the grammar of a request for llguidance. Raises InvalidRequestError."""
+    """Return the grammar of a request as a Part. Raises InvalidRequestError."""
     most = MAX_CHARACTERS if grammar.kind == "json_schema" else MAX_GRAMMAR_CHARACTERS
     if len(grammar.source) > most:
         raise InvalidRequestError(f"the grammar is longer than {most:,} characters", param=param)
@@ -330,7 +330,7 @@ def _regex_part(source: str, param: str) -> Part:
     except PatternError as error:
         if _LOOK_AROUND.search(source):
             raise InvalidRequestError(f"the regular expression {error}: {_cut(source)}", param=param) from None
-        # The pattern has syntax that only llguidance may support.
+        # llguidance may support syntax that is invalid in ECMA-262, so it decides about the pattern.
     return {"lark_grammar": f"start: /{llguidance.regex_to_lark(source, '')}/"}
 
 
@@ -365,7 +365,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
     if parameters is None:
         parameters = {"properties": {}, "additionalProperties": False}
     try:
-        schema = held_schema(parameters, "tools").schema
+        schema = enforced_schema(parameters, "tools").schema
         if len(_written(parameters)) > MAX_CHARACTERS:
             raise InvalidRequestError(f"they are longer than {MAX_CHARACTERS:,} characters", param="tools")
         if schema.get("type", "object") != "object":

@@ -50,7 +50,7 @@ def logits_processors_for(names: Sequence[str], find: FindProcessor | None) -> L
 
 
 class AnswerEnd:
-    """Masks end tokens before `min_tokens` and, with `ignore_eos`, always masks the model's own."""
+    """Masks end tokens before `min_tokens`, and the model's own end tokens throughout if `ignore_eos`."""
 
     def __init__(self, params: SamplingParams, own_ends: Collection[int]) -> None:
         # As in llama.cpp, `ignore_eos` masks end tokens, so the next best token is sampled instead. Before

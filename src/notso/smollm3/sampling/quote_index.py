@@ -24,9 +24,9 @@ MAX_WORD = 64
 """Maximum characters of a word. Longer words are split, so that a text without spaces has places, too."""
 BLOCK_BYTES = 64
 SAMPLED = 64
-"""A search of all places first compares one in this many places."""
+"""A search over all places starts with a sample of one in this many places."""
 SAMPLES = 512
-"""A search of a smaller interval first compares this many of its places, so that few steps remain."""
+"""A search over a smaller interval starts with a sample of this many of its places, so that few steps remain."""
 CLOSE = b"]]"
 """End of a quotation, which therefore cannot contain it."""
 
@@ -76,10 +76,10 @@ class Interval:
 
 
 class Places(NamedTuple):
-    """Where quotations can start and end, as byte offsets, and how long they can be, in bytes."""
+    """Byte offsets where quotations can start and end, and their minimum and maximum lengths in bytes."""
 
     starts: Ints  # sorted by the text that follows
-    shortest: Shorts  # of each start
+    shortest: Shorts  # length of the shortest quotation from each start
     longest: Shorts
     ends: Ints  # ascending
 
@@ -132,7 +132,7 @@ class QuoteIndex:
         places: Places | None = None,
     ) -> None:
         written = json.dumps(text, ensure_ascii=False)[1:-1] if escaped else text
-        # 0xFF does not occur in UTF-8, so no quotation continues across it.
+        # Text that cannot be quoted is replaced by 0xFF. This byte does not occur in UTF-8, so no quotation crosses it.
         content = bytearray(written.encode("utf-8", "replace"))
         if escaped:  # the JSON grammar does not allow numeric escapes
             _bar(content, b"\\u00", 6)
@@ -312,7 +312,8 @@ class QuoteIndex:
 
 
 def _bar(content: bytearray, text: bytes, size: int) -> None:
-    # Replaces `size` bytes at each occurrence of `text`. Regular expressions would block other threads meanwhile.
+    # Replaces `size` bytes at each occurrence of `text`. A regular expression would block other threads for
+    # longer.
     at = content.find(text)
     while at >= 0:
         content[at : at + size] = b"\xff" * size

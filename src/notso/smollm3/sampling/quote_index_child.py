@@ -1,4 +1,4 @@
-"""Indexing of a long text in a confined child process, so that it takes no memory or time of this process."""
+"""Indexing of long texts in a confined child process, which keeps the memory and the time out of this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES = (np.int32, np.uint16, np.uint16, np.int32)
 
 
 def places_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> Places:
-    """Return the places of a text, which are memory-mapped. Raises ConfinedWorkError."""
+    """Return the memory-mapped places of a text (see quote_index). Raises ConfinedWorkError."""
     request = request_of(text, limits, barred, escaped=escaped)
     child = Child(["-c", PROGRAM], request, LIMITS)
     try:
@@ -67,7 +67,7 @@ def packed(places: Places) -> bytes:
 
 
 def unpacked(data: mmap.mmap | memoryview | bytes, size: int) -> Places:
-    """Return serialized places of a text of `size` bytes. Raises ConfinedWorkError if they are invalid."""
+    """Deserialize the places of a text of `size` bytes. Raises ConfinedWorkError if they are invalid."""
     if len(data) < 16:
         raise ConfinedWorkError("the index is too short")
     starts, ends = (int(each) for each in np.frombuffer(data, np.int64, 2))

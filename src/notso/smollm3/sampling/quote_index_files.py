@@ -1,4 +1,4 @@
-"""Files with the places of long texts (see quote_index), which need not be indexed again after a restart.
+"""Files with the places of long texts (see quote_index), so that a restart does not require indexing them again.
 
 A file belongs to a pinned reading (a named prompt prefix, see block_pool) that contains the text, and is removed with
 this reading. Its name contains a digest of everything that the places depend on. The file does not contain the text,
@@ -25,14 +25,14 @@ BUDGET_BYTES = 512 << 20
 FREE_BYTES = 1 << 30
 """Space to keep free on the disk."""
 UNFINISHED_S = 3600.0
-"""Older temporary files were left by processes that were killed."""
+"""Age at which a temporary file is removed, because the process that wrote it must have been killed."""
 MAGIC = b"notso quote 1\n".ljust(16, b"\0")
 DIGEST_BYTES = 16
 HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 
 
 class QuoteIndexFiles:
-    """Files in a private folder. Any number of processes can share it; disk errors cost only time."""
+    """Index files in a private folder, which processes can share. Disk errors cost only time."""
 
     def __init__(self, folder: Path, budget_bytes: int = BUDGET_BYTES) -> None:
         self._folder = folder
@@ -44,8 +44,8 @@ class QuoteIndexFiles:
         known = _read(path, size)
         if known is not None:
             return known
-        # The temporary file is created before the index is built, so that removing the reading meanwhile removes this
-        # file as well.
+        # The temporary file is created before the index is built. If the reading is removed in the meantime, this file
+        # is removed with it, and no file of the removed reading remains.
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(".tmp", f"{path.name}.", self._folder)
@@ -87,7 +87,7 @@ class QuoteIndexFiles:
         for _, held, path in sorted(found):
             if used + size <= self._budget_bytes:
                 break
-            if held:  # empty files are about to be written
+            if held:  # an empty file is still being written
                 path.unlink(missing_ok=True)
                 used -= held
         disk = os.statvfs(self._folder)

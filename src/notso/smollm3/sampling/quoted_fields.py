@@ -23,7 +23,7 @@ from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.values.request_options import QUOTE_OF, Grammar, QuoteSource, RequestOptions
 
 FIELD = QuoteLimits(least_words=1, least_characters=1)
-BESIDE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
+COMBINABLE = frozenset({QUOTE_OF, "type", "maxLength", "default", "description", "title", "examples"})
 """Keywords that can be combined with x-quote-of."""
 _CLOSER = re.compile(rb'"[\s,}\]]*')
 _OPENS_AND_GOES_ON = re.compile(rb'"[\s\S]')
@@ -34,7 +34,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class QuotedField:
-    """A string that quotes. may_be_empty: "" is allowed, to quote nothing."""
+    """A string that quotes a source. may_be_empty: the string can be "", which quotes nothing."""
 
     index: QuoteIndex
     may_be_empty: bool
@@ -95,7 +95,7 @@ class JsonPosition:
 class QuotedFields:
     """Constrains the quoting strings of one answer to match their sources."""
 
-    # fields: by the `id` of their part of the schema.
+    # fields: by the `id` of the subschema that describes the string.
     def __init__(
         self, vocabulary: QuoteVocabulary, schema: Mapping[str, Any], fields: Mapping[int, QuotedField]
     ) -> None:
@@ -127,7 +127,6 @@ class QuotedFields:
         return allowed & permitted
 
     def take(self, text: bytes) -> None:
-        """Record text of the answer."""
         if self._open is not None and not text.startswith(b'"'):
             self._open.take(text)
             self._is_empty = False
@@ -197,7 +196,7 @@ def _field(
     if "string" not in named or not named <= {"string", "null"}:
         raise InvalidRequestError(f'{QUOTE_OF} requires the type "string" or ["string", "null"]', param="grammar")
     for keyword in part:
-        if keyword not in BESIDE:
+        if keyword not in COMBINABLE:
             raise InvalidRequestError(f"{QUOTE_OF} cannot be combined with {keyword}", param="grammar")
     most = part.get("maxLength", 0)
     if type(most) is not int or most < 0:

@@ -33,13 +33,13 @@ OPEN_WITHIN = re.compile(rb"\[\[(\d{1,3}): ")
 MARK_BYTES = 8
 NARROW = 256
 """If the text of a quotation so far occurs at no more than this many places, all of its continuations are allowed.
-Otherwise, to bound the time for a mask, only those among the LIKELIEST likeliest tokens are allowed or, if there are
-none, those at the first FIRST_PLACES places."""
+Otherwise, to limit the time for a mask, only continuations among the LIKELIEST likeliest tokens are allowed. If none of
+these tokens continues the quotation, the continuations at the first FIRST_PLACES places are allowed."""
 LIKELIEST = 512
 FIRST_PLACES = 64
 ROW = 32
 LOOKUPS = 512
-"""Maximum lookups, per mask, of tokens with 8 bytes or more. Further texts must be written with shorter tokens."""
+"""Maximum lookups of tokens with 8 bytes or more, per mask. Beyond this, only shorter tokens are allowed."""
 LEAST_LEFT = 48
 """Minimum remaining tokens for starting a quotation."""
 LAST_TOKENS = 8
@@ -77,7 +77,7 @@ class QuoteVocabulary:
         for text in self.ids:
             if len(text) >= 8:
                 long.setdefault(text[:8], set()).add(len(text))
-        # The garbage collector does not traverse tuples of integers.
+        # Sizes are stored as tuples, because the garbage collector does not traverse tuples of integers.
         self._long = {head: tuple(sizes) for head, sizes in long.items()}
         self.control_texts = [
             tokenizer.token_bytes(each) for each in tokenizer.special_ids if len(tokenizer.token_bytes(each)) > 1
@@ -129,7 +129,7 @@ class QuoteVocabulary:
 class Quotation:
     """An unfinished quotation."""
 
-    # lead: up to one byte that is to be written before the quotation.
+    # lead: up to one byte that must be written before the quotation.
     def __init__(self, index: QuoteIndex, vocabulary: QuoteVocabulary, lead: bytes = b"") -> None:
         self._index = index
         self._vocabulary = vocabulary
@@ -153,7 +153,6 @@ class Quotation:
         return vocabulary.beginnings(self._index, found, self._lead)
 
     def take(self, text: bytes) -> None:
-        """Record bytes that continue the quotation."""
         if text and self._lead:
             text, self._lead = text[1:], b""
         if text:
@@ -350,7 +349,6 @@ class Quotes:
         return made
 
     def forget(self, reading: bytes) -> None:
-        """Remove the index files of a reading."""
         if self._files is not None:
             self._files.forget(reading)
 
@@ -360,8 +358,8 @@ def _on_one_line(text: str) -> str:
 
 
 def _likeliest(logits: Floats, count: int) -> Ids:
-    # Returns the tokens with the `count` largest logits. `count` rows of ROW logits have a maximum at or above the
-    # count-th largest maximum, so smaller logits cannot be among the largest.
+    # Returns the tokens with the `count` largest logits. The logits are divided into rows of ROW. At least `count` rows
+    # have a maximum at or above the count-th largest maximum, so logits below it cannot be among the largest.
     rows = len(logits) // ROW
     if rows <= count:
         among = np.arange(len(logits))
@@ -378,6 +376,6 @@ def _key(text: bytes) -> int:
 def _only(logits: Floats, ids: Ids) -> Floats:
     restricted = np.full_like(logits, -np.inf)
     restricted[ids] = logits[ids]
-    if not np.isfinite(restricted[ids]).any():  # other constraints mask them all
+    if not np.isfinite(restricted[ids]).any():  # other constraints mask all of them
         restricted[ids] = 0
     return restricted

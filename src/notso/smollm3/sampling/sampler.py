@@ -2,15 +2,15 @@
 
 The steps are, in this order: repetition, presence and frequency penalties, DRY, logit_bias, temperature, top_k,
 typical_p, top_p, min_p, XTC, and the random draw. This is the order of Hugging Face's generation, for which SmolLM3's
-recommended settings (temperature 0.6, top_p 0.95) were chosen. typical_p and XTC come at the same points as in
-llama.cpp. They have a separate code path (`left_by_all`), so that other requests pay nothing for them.
+recommended settings (temperature 0.6, top_p 0.95) were chosen. typical_p and XTC are applied at the same
+points as in llama.cpp. They have a separate code path (`apply_filters`), so that they do not slow down other requests.
 
 The draw depends only on the seed and the position, not on earlier draws or other engine activity.
 
-Top-p samples from tens of thousands of candidates without a full sort, which would dominate the cost for flat
-distributions. Only two ranks matter: that of the drawn token, and the end of the nucleus (the tokens that top_p keeps).
-Candidates are divided into buckets of nearly equal weight. The sums of the buckets locate both ranks, and only the
-buckets that contain them are sorted.
+Flat distributions have tens of thousands of candidates for top_p, and sorting them would dominate the cost. Only two
+ranks matter: the rank of the drawn token, and the end of the nucleus (the tokens that top_p keeps). Candidates are
+divided into buckets of nearly equal weight. The sums of the buckets locate both ranks, and only the buckets that
+contain them are sorted.
 
 DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and penalizes them more the longer it is.
 The rules are those of llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), which implements p-e-w's proposal
@@ -46,7 +46,7 @@ MAX_PENALTY = 1e30  # finite, so that some token remains eligible
 
 @dataclass(frozen=True, slots=True)
 class Breakers:
-    """Tokens, and token sequences by their last token, that contain a sequence breaker."""
+    """Tokens that contain a sequence breaker; and token sequences that do, by their last token."""
 
     single: frozenset[int] = frozenset()
     sequences: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -66,8 +66,8 @@ class Repetitions:
 
     def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
         """Return ascending token ids and the amounts to subtract from their logits."""
-        # Match lengths are updated with one comparison per position and token, which is cheaper than a new search. A
-        # list that was passed before must not have changed except by growing.
+        # Match lengths are updated with one comparison per position and new token, which is cheaper than a new search.
+        # The update assumes that a list that is passed again has only grown.
         if history is not self._history or len(history) < self._count:
             self._history = history
             self._clear()
@@ -146,15 +146,15 @@ def common_endings(history: Tokens) -> NDArray[np.int64]:
     return lengths
 
 
-KEPT = 64  # sets of breakers to cache, since finding the tokens of one takes milliseconds
+CACHED_SETS = 64  # cached sets of breakers; finding the tokens of a set takes milliseconds
 MAX_TAIL_TOKENS = 20  # maximum tokens after the first in a breaker's sequence
 
 
 class SequenceBreakers:
     """Finds the tokens of sequence breakers in one vocabulary. Thread-safe."""
 
-    # As in llama.cpp (`get_overlapping_token_sequences`), a breaker is any token that contains its text, or a token
-    # that ends with the beginning of the text followed by the usual tokens of the rest.
+    # As in llama.cpp (`get_overlapping_token_sequences`), a breaker's text is found in two forms: within one token, or
+    # split, as a token that ends with the beginning of the text, followed by the usual tokens of its rest.
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
@@ -170,7 +170,7 @@ class SequenceBreakers:
             found = self._found.get(texts)
             if found is None:
                 found = self._found[texts] = self._look_up(texts)
-                if len(self._found) > KEPT:
+                if len(self._found) > CACHED_SETS:
                     self._found.popitem(last=False)
             self._found.move_to_end(texts)
             return found
@@ -200,7 +200,7 @@ class SequenceBreakers:
         return tokens
 
 
-_PIECE = 16_384  # chunk size; the memory of larger temporary arrays would be mapped by the system on each call
+_PIECE = 16_384  # chunk size; for larger temporary arrays, the allocator would map memory on each call
 _BUCKET_BITS = 16  # low bits that are ignored, so that weights in the same bucket differ by less than 1%
 
 
@@ -233,7 +233,7 @@ def sample_among_many(weights: Floats, nucleus_sum: float | None, uniform: float
 
 
 def _bucket_sums(buckets: NDArray[np.uint16], weights: Floats) -> Doubles:
-    # Exact in any order: the weights in a bucket share an exponent.
+    # The sums are exact, whatever the order of additions, because the weights in a bucket share an exponent.
     sums = np.zeros(int(buckets.max()) + 1)
     for start in range(0, len(weights), _PIECE):
         piece = slice(start, start + _PIECE)
@@ -250,11 +250,11 @@ def ranked(ids: Indices, weights: Floats) -> Indices:
     return (keys & np.uint64(0xFFFF_FFFF)).astype(np.intp)
 
 
-# Below this, dividing by the temperature leaves only the likeliest token, or overflows.
+# Lower temperatures are greedy, because dividing by them would leave only the likeliest token, or overflow.
 GREEDY_TEMPERATURE = 1e-5
 
-# Candidates are tokens above the first of these probabilities (relative to the likeliest token's) that leaves enough of
-# them: a typical nucleus has a few dozen of 128,256 tokens, and sorting the rest would be a waste.
+# Probabilities relative to the likeliest token's. The candidates are the tokens above the first floor that leaves
+# enough tokens. A typical nucleus has a few dozen of 128,256 tokens, so sorting all of them would be wasteful.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
 # Up to this many candidates are sorted; more are divided into buckets. The sampled token does not depend on this
 # number.
@@ -262,14 +262,14 @@ MANY = 8192
 
 _LEAST_WEIGHT = float(np.finfo(np.float32).smallest_subnormal)
 
-# Tokens below the first weight are usually only counted, because the end of the nucleus does not depend on their exact
-# weights. The second weight bounds most of them more closely.
+# Tokens below _SHORT_LIST_WEIGHT are usually only counted, because the end of the nucleus does not depend on their
+# exact weights. Most of them are also below _FAINT_WEIGHT, which gives a closer bound on their sum.
 _SHORT_LIST_WEIGHT, _FAINT_WEIGHT = 5e-8, 1e-9
-# If at most this many tokens are above the first weight, only their weights are computed, at a fraction of the cost.
+# If at most this many tokens are above _SHORT_LIST_WEIGHT, only their weights are computed, which costs far less.
 _SHORT_LIST = 2048
 _SLACK, _ROUNDING = 1.01, 1e-9  # generous bounds on the rounding errors of weights and of their sums
 _UNSURE = -1
-_MAXIMA_OF = 256
+_MAXIMA_OF = 256  # chunk size of `likeliest`
 
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -277,7 +277,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 class Sampler:
     """Deterministic sampler of one sequence with a 64-bit seed.
 
-    Raises InvalidRequestError for token ids in logit_bias beyond `vocab_size`; if None, `sample` raises it.
+    Raises InvalidRequestError for token ids in logit_bias beyond `vocab_size`. Without it, `sample` raises the error.
     """
 
     def __init__(
@@ -314,14 +314,14 @@ class Sampler:
             return best
         if self._is_rare:
             choosing, crossing, _, _ = self._words(position)
-            ids, weights = left_by_all(self._weights(logits, logits[best]), self.params, _share(crossing))
+            ids, weights = apply_filters(self._weights(logits, logits[best]), self.params, _share(crossing))
             return int(ids[_falls_on(np.cumsum(weights, dtype=np.float64), _share(choosing))])
         sampled = self._sample_short_list(logits, logits[best], position) if self._filters else _UNSURE
         return sampled if sampled != _UNSURE else self._sample_index(self._weights(logits, logits[best]), position)
 
     def _sample_short_list(self, logits: Floats, best: np.float32, position: int) -> int:
         # Computes only the weights above a limit. The others are bounded, so the total is known within bounds. Usually
-        # the nucleus ends at the same token for both bounds; otherwise returns _UNSURE.
+        # the nucleus ends at the same token for both bounds. If not, the result is _UNSURE.
         lowest, bound = self._limit(best, _SHORT_LIST_WEIGHT)
         listed = logits >= lowest
         count = int(np.count_nonzero(listed))
@@ -374,7 +374,7 @@ class Sampler:
         rival, value = int(self._bias_ids[first]), biased[first]
         if value > logits[best]:
             return rival
-        if best in self.params.logit_bias:  # with its bias, it may be worse than a token that has none
+        if best in self.params.logit_bias:  # its bias may make it worse than a token without a bias
             return _best(self._adjusted(logits, ()))
         return min(best, rival) if value == logits[best] else best
 
@@ -411,7 +411,7 @@ class Sampler:
         # Returns ascending ids that include all tokens that pass the filters, or None if there are too many of them or
         # some may have weights up to `bound`.
         top_k, top_p, min_p = self.params.top_k, self.params.top_p, self.params.min_p
-        # Tokens below min_p are dropped anyway, unless top_p needs the total weight of those that pass top_k.
+        # Tokens below min_p are not candidates, unless top_p needs the total weight of all tokens that pass top_k.
         lowest = max(min_p, _LEAST_WEIGHT) if not top_k or top_p >= 1.0 else _LEAST_WEIGHT
         for floor in [*(floor for floor in _CANDIDATE_FLOORS if floor > lowest), lowest]:
             if floor <= bound:
@@ -504,11 +504,11 @@ def likeliest(values: Floats, count: int) -> list[int]:
 
 # Fractions of the largest weight. Only weights above the first fraction that leaves enough of them are sorted.
 _SHARES = (1e-2, 1e-4, 1e-7)
-# The same for typical_p: deviations from the expected surprise, in nats.
+# Deviations from the expected surprise, in nats, which limit the sorted tokens for typical_p in the same way.
 _DEVIATIONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
-def left_by_all(weights: Floats, params: SamplingParams, chance: float) -> tuple[Indices, Floats]:
+def apply_filters(weights: Floats, params: SamplingParams, chance: float) -> tuple[Indices, Floats]:
     """Apply all filters to weights (V,); return the remaining tokens, likeliest first, and their weights."""
     # XTC is applied if `chance`, in [0, 1), is below `xtc_probability`. At least one token always remains.
     ids = np.flatnonzero(weights)
@@ -539,8 +539,8 @@ def last_of_top_choices(weights: Floats, threshold: float) -> int:
 
 
 def _typical(ids: Indices, weights: Floats, share: float) -> Indices:
-    # Keeps the tokens with a surprise closest to the expected surprise until their probabilities add up to `share`. The
-    # result is sorted by id.
+    # Keeps the tokens whose surprise (negative log probability) is closest to the expected surprise, until their
+    # probabilities add up to `share`. The result is sorted by id.
     total = float(weights.sum(dtype=np.float64))
     surprises = np.log(total) - np.log(weights, dtype=np.float64)
     expected = float(np.dot(weights, surprises)) / total

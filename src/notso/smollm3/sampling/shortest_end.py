@@ -25,13 +25,14 @@ USUAL_NUMBER = 16
 rarely leads to a short ending; continuations with few detours are examined first."""
 
 LAST_BYTES = 2
-"""Texts in the same state are compared only if this many of their last bytes are equal."""
+"""Number of last bytes that distinguish texts in the same state, because the next token may include these bytes."""
 
 MAX_RESTS, NEAR = 8, 32
-"""Number of suffixes of a known ending to try, and of search steps that try them."""
+"""Maximum number of suffixes of a known ending to try, and number of initial search steps that try them."""
 
 DEPTH_WEIGHT, MEMBER_WEIGHT = 40.0, 12.0
-"""Bias toward completing a value that was begun rather than searching for a shorter one."""
+"""Weights of open containers and of members in the estimate. They favor completing an unfinished value over searching
+for a shorter one."""
 
 _UNREACHABLE = 1 << 30
 _TAG = 0xFF
@@ -159,7 +160,7 @@ class ShortestEnd:
         in_string, escaped: whether the text ends inside a JSON string, and after a backslash. tags: control tokens of
         the grammar. names: `"NAME":` of required members. orders: position of each member in an object, by name.
         texts: ends of strings, shortest first. memory: results of earlier searches in this grammar. known: an earlier
-        ending, to try its suffixes first.
+        ending, whose suffixes are tried first.
         """
         memory = SearchMemory() if memory is None else memory
         ticket = itertools.count()
@@ -229,7 +230,7 @@ class ShortestEnd:
         if node.matcher.is_error():
             return
         kind = hash(bits)
-        last = node.text[-LAST_BYTES:] if place.run <= 1 else b""  # the next token may include them
+        last = node.text[-LAST_BYTES:] if place.run <= 1 else b""
         key = kind, place.in_string, place.closed, place.open, place.run, last
         worth = node.costs[-1] + node.detours
         if seen.get(key, math.inf) <= worth:
@@ -347,6 +348,6 @@ def _detours(node: _Node) -> int:
 
 
 def _estimate(node: _Node) -> float:
-    # The cost so far, reduced by progress and increased by open containers.
+    # The cost so far, reduced for members that are complete and increased for open containers.
     place = node.place
     return node.costs[-1] + DEPTH_WEIGHT * (len(place.open) - 1 - place.closed) - MEMBER_WEIGHT * place.members

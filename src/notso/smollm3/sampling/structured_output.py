@@ -17,8 +17,8 @@ from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
-FAR = 1_000
-"""Before a call starts, the shortest possible call is searched for. This is its maximum length in tokens."""
+MAX_CALL_TOKENS = 1_000
+"""Maximum length, in tokens, of the shortest possible call, which is searched for before a call starts."""
 
 
 class FieldMask(Protocol):
@@ -33,9 +33,9 @@ class FieldMask(Protocol):
 class StructuredOutput:
     """Constrains one answer. `closing`: number of tokens that end the reasoning."""
 
-    # Reasoning is not constrained, but the answer cannot end in it. The grammar applies from the first token of the
-    # answer, after the optional newline that the model writes after the closing tag of the reasoning.
-    # may_think: reasoning may follow.
+    # Reasoning is not constrained, except that end tokens are masked in it. The grammar applies from the first token of
+    # the answer, after the optional newline that the model writes after the closing tag of the reasoning.
+    # may_think: the answer may begin with reasoning.
     # started: the prompt ends with the beginning of the answer.
     def __init__(
         self,
@@ -80,7 +80,7 @@ class StructuredOutput:
         return self._started and self._matcher is not None and self._matcher.is_over
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
-        """Return a masked copy of logits (V,). Raises InvalidRequestError."""
+        """Return logits (V,) with forbidden tokens masked. Raises InvalidRequestError."""
         restricted = logits.copy()
         restricted[self._masked] = -np.inf
         if self._matcher is None:
@@ -107,7 +107,7 @@ class StructuredOutput:
         return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
 
     def must_answer(self, left: int, closing: int) -> bool:
-        """Return whether reasoning must end now, so that `left` tokens suffice for `closing` tokens and an answer."""
+        """Return whether reasoning must end now for `left` tokens to suffice for `closing` tokens and an answer."""
         if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
             return False
         least = self._least_tokens(left)
@@ -116,7 +116,7 @@ class StructuredOutput:
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
         """Return whether the answer can end within `left` tokens after `token`, which is not masked."""
         if self._matcher is None or in_reasoning or self._fields is not None:
-            return True  # the shortest ending may violate the constraint on fields
+            return True  # not checked with `fields`, because the search for endings ignores their constraint
         open_id, _ = self._tags
         opens = self._may_think and token == open_id and open_id is not None
         if not self._started and (opens or (self._behind_close and token == self._newline)):
@@ -135,7 +135,7 @@ class StructuredOutput:
             return logits
         narrowed = np.full_like(logits, -np.inf)
         narrowed[ids] = logits[ids]
-        if not np.isfinite(narrowed).any():  # other constraints mask them all
+        if not np.isfinite(narrowed).any():  # other constraints mask all of them
             narrowed[ids] = 0
         return narrowed
 
@@ -145,7 +145,7 @@ class StructuredOutput:
         return None if self._least is None else self._least[0]
 
     def take(self, token: int, in_reasoning: bool, left: int | None = None) -> bool:
-        """Record a token that up to `left` others can follow; return whether it starts the answer."""
+        """Record a token, after which `left` tokens remain; return whether it starts the answer."""
         open_id, close_id = self._tags
         behind_close, self._behind_close = self._behind_close, in_reasoning and token == close_id
         if self._matcher is None or in_reasoning:
@@ -233,7 +233,7 @@ class StructuredCalls(StructuredOutput):
         return False
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """See StructuredOutput; also, a call starts only if it can be finished."""
+        """Like StructuredOutput, and permit a call to start only if it can be finished."""
         if self._call is not None:
             return self._call.permits(token, left)
         if token != self.call_tag or in_reasoning:
@@ -242,7 +242,7 @@ class StructuredCalls(StructuredOutput):
             self._fresh = self._begin()
         if left > self._fresh.least_estimate:
             return True
-        least = self._fresh.distance(FAR)
+        least = self._fresh.distance(MAX_CALL_TOKENS)
         return least is None or least <= left + 1
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
@@ -318,7 +318,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
     if not options.tools or choice == "none" or tokenizer.tool_call_open_id is None:
         return grammars.matcher([answer], "grammar")
     start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
-    grammars.matcher([answer], "grammar")  # checked first, so that later errors are about the tools
+    grammars.matcher([answer], "grammar")  # checks the grammar alone, so that later errors are about the tools
     parts = [{"name": "answer", **answer}, *_arguments_parts(options.tools)]
     return _calls_matcher(start, options.tools, tokenizer, grammars, parts)
 
@@ -359,9 +359,9 @@ def _structured_calls(
         return _calls_matcher("start: call", tools, tokenizer, grammars, parts)
 
     is_strict = bool(options.strict_tools)
-    grammars.prepare()  # doing this when a call begins would delay other answers
+    grammars.prepare()  # preparing at the start of a call would delay other answers
     if is_strict:
-        begin()  # raises for unsupported tools before generation
+        begin()  # unsupported tools raise an error here, before generation starts
     return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started, is_strict=is_strict)
 
 
@@ -377,7 +377,7 @@ def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
 
 
 def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part:
-    # Returns a Lark grammar of calls in the model's form. Arguments are separate parts.
+    # Returns a Lark grammar of tool calls as the model writes them. The grammars of arguments are separate parts.
     opening, closing = (
         json.dumps(text) if token is None else f"<[{token}]>"
         for text, token in (

@@ -3,10 +3,10 @@
 Near the limit, a token is allowed only if the remaining tokens suffice to complete the answer according to its grammar.
 An ending is a sequence of tokens that completes the answer; the distance to the end is the length of the shortest one.
 
-Far from the limit, no ending is searched for. The distance is estimated from the text of the grammar, as is the number
-of tokens that a single token can add to it (by opening an object with required members, for example). These estimates
-give the number of tokens after which the distance must be determined by a search. They err on the high side, so that a
-search is not made too late. Near the limit, the last known ending is tried first and usually still works.
+Far from the limit, the distance is estimated from the text of the grammar instead of searched for. A second estimate is
+the largest number that one token can add to the distance, for example by opening an object with required members. The
+two estimates determine after how many tokens a search is necessary. They err on the high side, so that the search is
+not made too late. Near the limit, the last known ending is tried first and usually still works.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class GrammarExtent:
         return [*(text for text in found if text), *(_FORMAT_TEXTS[name] for name in self.formats)]
 
     def next_check(self, left: int, distance: float) -> int:
-        """Return how many tokens remain at the next search, if the end is `distance` away when `left` remain."""
+        """Return how many tokens remain at the next search, if `left` remain now and the end is `distance` away."""
         steps = max(0, math.floor((left - distance - 1) / (1 + self.extent.jump)))
         return int(min(left - steps, self.extent.most + 1))
 
@@ -99,7 +99,7 @@ def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
 
 
 def _of_text(source: str, is_call: bool) -> Extent:
-    # In a grammar of tool calls, this part has only literals; the arguments are in parts of their own.
+    # In a grammar of tool calls, this part has only literals; the arguments are in separate parts.
     size = len(source) / BYTES_PER_TOKEN + 8
     if is_call:
         return Extent(size, size, size)
@@ -260,7 +260,8 @@ search for a shorter ending is made."""
 MAX_STRING_ENDS = 500
 
 RETRIES = 1
-"""Number of searches after one that ran out of steps. Each is made once half of the remaining tokens have been used."""
+"""Number of further searches if a search runs out of steps. Each is made when half of the remaining tokens have been
+used."""
 
 
 class Pieces(NamedTuple):
@@ -301,7 +302,6 @@ class TokenLimit:
         return self._extent.extent.least
 
     def distance(self, matcher: Follower, most: int, state: JsonState) -> int | None:
-        """Return the number of tokens in the shortest ending found, or None if there is none within `most`."""
         ending = self._first_ending(matcher, most, state)
         return None if ending is None else len(ending.tokens)
 
@@ -449,7 +449,7 @@ class JsonState(NamedTuple):
 
 def number_digits(tokenizer: Tokenizer) -> npt.NDArray[np.uint16]:
     """Return the number of digits with which each token (V,) continues a number."""
-    # A final sign, point or exponent requires another digit, which is counted.
+    # A final sign, point or exponent requires another digit, so this digit is counted, too.
     found = np.zeros(tokenizer.vocab_size, np.uint16)
     for token in range(tokenizer.vocab_size):
         text = tokenizer.token_bytes(token)

@@ -1,8 +1,9 @@
 """Rendering of conversations with a model's chat template, so that content never yields control tokens.
 
-Before rendering, every `<` in content is replaced by a stand-in, a character that occurs nowhere else. Every special
-token begins with `<`, so special tokens in the rendered text come from the template (or, for past tool calls, from this
-module). Then the stand-ins are replaced by `<` again, and the text between two special tokens is encoded as one piece.
+Before rendering, every `<` in content is replaced by a stand-in, a character that occurs nowhere else in the prompt.
+Every special token begins with `<`, so a special token in the rendered text comes from the template or, for past tool
+calls, from this module. The rendered text is split at special tokens. In the text between them, stand-ins are replaced
+by `<` again, and each piece is encoded without recognizing special tokens.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ KNOWN_TEMPLATES = {
 # Flags that SmolLM3's templates look for in a system message.
 _FLAGS = re.compile("(/no_think|/think|/system_override)")
 
-# Stand-ins: printable characters without case, which no template alters. Angle brackets come first, because they make
-# rendered text readable, then ideographs and syllables, which only a message of hundreds of kilobytes could exhaust.
+# Candidates for the stand-in: printable characters without case, which no template alters. Angle brackets come first,
+# because they keep rendered text readable. Ideographs and syllables follow, because only a conversation of hundreds of
+# kilobytes can contain all of them.
 _STAND_INS = ((0x2039, 0x27E8, 0x276E, 0x3008), range(0x4E00, 0x9FFF), range(0xAC00, 0xD7A4), range(0x20000, 0x2A6D0))
 
 _log = logging.getLogger(__name__)
 
 
 class ChatTemplate:
-    """A chat template; a template that is not in `known` runs in a limited child process.
+    """A chat template. If it is not in `known`, it runs in a confined child process.
 
     Raises TemplateError if it does not compile or fails a probe, ModelFileError for an unsupported special token.
     """
@@ -60,12 +62,13 @@ class ChatTemplate:
         eos_token: str = "",
         known: Collection[str] = KNOWN_TEMPLATES.keys(),
     ) -> None:
-        # specials: texts of the special tokens. bos_token, eos_token: empty if the file has none. known: SHA-256 of
-        # templates that run in this process.
+        # specials: texts of the special tokens.
+        # bos_token, eos_token: empty if the file has none.
+        # known: SHA-256 hashes of the templates that run in this process.
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
         self.source = source
-        # As in transformers, these are None and not undefined. Tools are passed as `xml_tools`.
+        # As in transformers, `tools` and `documents` are None, not undefined. Tools are passed as `xml_tools` instead.
         self._given = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
         try:
             self.sha256 = hashlib.sha256(source.encode()).hexdigest()
@@ -93,7 +96,7 @@ class ChatTemplate:
     def from_gguf(
         cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, *, source: str | None = None
     ) -> ChatTemplate | None:
-        """Return `source` or the file's template; None if both are missing. Raises the errors of ChatTemplate."""
+        """Create from `source` or the file's template; None if both are missing. Raises the errors of ChatTemplate."""
         source = metadata.get("tokenizer.chat_template") if source is None else source
         if source is None:
             return None
@@ -103,7 +106,7 @@ class ChatTemplate:
         return cls(source, tokenizer.specials, **named, known=KNOWN_TEMPLATES.keys())
 
     def _probe(self) -> None:
-        question = f"probe {secrets.token_hex(8)}"  # no template contains this text, but its output must
+        question = f"probe {secrets.token_hex(8)}"  # the output must contain this text, which no template contains
         first = [Message("user", question)]
         later = [Message("user", "What is this?"), Message("assistant", "A test."), *first]
         batch = [
@@ -115,7 +118,7 @@ class ChatTemplate:
             if not printed.strip():
                 raise TemplateError("the model's chat template prints nothing")
             if question not in printed:
-                raise TemplateError("the model's chat template omits the question")
+                raise TemplateError("the model's chat template omits the user's message")
 
     def _probed_drops(self) -> tuple[str, ...]:
         # Returns the parts of a conversation that the template silently drops.
@@ -130,7 +133,7 @@ class ChatTemplate:
         for name, conversation in conversations.items():
             try:
                 (printed,) = self._render([conversation.variables(str)], _today())
-            except TemplateError:  # the template rejects the conversation, so it drops nothing silently
+            except TemplateError:  # a template that rejects the conversation drops nothing silently
                 continue
             dropped += [name] if mark not in printed else []
         return tuple(dropped)
@@ -179,14 +182,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         most_tokens: int | None = None,
     ) -> list[int]:
-        """Return token ids. Raises the errors of `render`, and ContextLengthError if surely above `most_tokens`."""
+        """Return token ids. Raises the errors of `render`, and ContextLengthError if far above `most_tokens`."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         runs, skeleton = self._runs(conversation, date)
         if most_tokens is not None:
             tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
         ids = tokenizer.encode_runs(runs, most_tokens)
-        # Content must not yield special tokens, so a mismatch means a bug in this module, or a template that alters
-        # special tokens.
+        # The skeleton is the prompt with neutral content (see `_runs`). If its special tokens differ, the content has
+        # yielded special tokens, because this module has a bug or the template alters text.
         expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError(
@@ -197,7 +200,8 @@ class ChatTemplate:
     def _runs(
         self, conversation: _Conversation, day: date | None, check: bool = True
     ) -> tuple[list[Run], Iterator[str]]:
-        # With `check`, the second result yields the skeleton: the conversation rendered with content replaced by "x".
+        # With `check`, the second result yields the skeleton: the conversation, rendered with each character of its
+        # content replaced by "x".
         if conversation.tools and "xml_tools" not in self.source:
             raise InvalidRequestError(
                 Sentence("this model's chat template does not support tools", "template_no_tools"), param="tools"
@@ -211,7 +215,8 @@ class ChatTemplate:
         return [run if run.special else Run(run.text.replace(stand_in, "<"), False) for run in runs], texts
 
     def _render(self, batch: Iterable[dict[str, Any]], day: date) -> Iterator[str]:
-        # Renders one by one, on demand, in this process, or all at once in a child process.
+        # A known template renders each conversation on demand, in this process. An unknown template renders all of them
+        # at once, in one child process.
         given = (self._given | variables for variables in batch)
         try:
             if self._template is None:
@@ -296,7 +301,7 @@ def _call_json(call: ToolCall) -> str:
     if not isinstance(call.name, str) or not isinstance(call.arguments, str):
         raise InvalidRequestError("a tool call needs a name, and arguments as text", param="messages")
     # Arguments are not reformatted, so that a cached prefix still matches. The arguments of a truncated call become a
-    # JSON string, because one malformed call must not end a conversation.
+    # JSON string, because one malformed call must not make a whole conversation unusable.
     arguments = call.arguments.strip() or "{}"
     if not is_json_object(arguments):
         arguments = json.dumps(call.arguments, ensure_ascii=False)
@@ -315,7 +320,7 @@ def _tool_json(tool: Tool) -> str:
 
 
 def _skeleton(text: str) -> str:
-    # Whitespace and flags are kept, because templates depend on them.
+    # Whitespace and flags are kept, because the output of templates depends on them.
     pieces = _FLAGS.split(text)
     return "".join(piece if index % 2 else re.sub(r"\S", "x", piece) for index, piece in enumerate(pieces))
 

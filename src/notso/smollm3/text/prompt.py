@@ -14,8 +14,8 @@ from notso.smollm3.text.tokenizer import Run, Tokenizer, check_unicode
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 
-CLOSE_SPELT = "</think>"
-# When old turns are dropped, tokens reserved for an answer of unspecified length, if the context is large enough.
+CLOSE_TAG = "</think>"
+# Tokens to leave free for an answer of unspecified length when old turns are dropped, if the context is large enough.
 GENERATION_TOKENS = 1024
 
 
@@ -24,9 +24,9 @@ class Prompt:
     """Token ids of a prompt."""
 
     ids: list[int]
-    goes_on: bool = False  # whether it ends with the beginning of the answer
+    goes_on: bool = False  # whether the prompt ends with the beginning of the answer
     dropped_messages: int = 0
-    started: str = ""  # text of that beginning
+    started: str = ""  # text of the beginning of the answer
     may_think: bool = False  # whether the answer may begin with reasoning
 
 
@@ -37,7 +37,7 @@ class PromptWriter:
         self._template = template
         self._tokenizer = tokenizer
         close = tokenizer.think_close_id
-        middle = tokenizer.encode(CLOSE_SPELT) if close is None else [close]
+        middle = tokenizer.encode(CLOSE_TAG) if close is None else [close]
         self.end_of_reasoning = (*tokenizer.encode("\n"), *middle, *tokenizer.encode("\n"))
 
     @property
@@ -56,8 +56,10 @@ class PromptWriter:
         return self._template.drops if self._template is not None else ()
 
     def write(self, messages: Sequence[Message], options: RequestOptions, *, most_tokens: int | None = None) -> Prompt:
-        """Return the prompt for the next answer, or, with `continue_last`, for continuing the last one. Raises
-        ContextLengthError if it certainly exceeds `most_tokens`."""
+        """Return the prompt for the next answer, or for the rest of the last answer with `continue_last`.
+
+        Raises ContextLengthError if the prompt certainly exceeds `most_tokens`.
+        """
         earlier, started = messages, None
         if options.continue_last:
             earlier, started = messages[:-1], messages[-1]
@@ -76,26 +78,26 @@ class PromptWriter:
         if started is None:
             return Prompt(ids, may_think=self.may_think(ids))
         beginning = self._started_ids(started, options.thinking)
-        if not beginning:  # only reasoning, and thinking is off
+        if not beginning:  # the message has only reasoning, and thinking is off
             return Prompt(ids, may_think=self.may_think(ids))
         return Prompt(ids + beginning, goes_on=True, started=started.content)
 
     def beginning(self, messages: Sequence[Message], options: RequestOptions) -> list[int]:
         """Return the tokens common to all continuations of `messages`; [] for unknown templates."""
         encode = self._tokenizer.encode_runs
-        # Rendering an unknown template takes a child process.
+        # Each rendering of an unknown template would start a child process.
         if not self.template.is_known:
             return []
         one, other = (
             self._runs([*messages, Message("user", words)], options)
-            for words in ("a", "1")  # no token in common
+            for words in ("a", "1")  # texts that have no first token in common
         )
         same = common_length(one, other)
         ids, others = encode(one[same : same + 1]), encode(other[same : same + 1])
         return encode(one[:same]) + ids[: common_length(ids, others)]
 
     def last_turn_at(self, prompt: Prompt, messages: Sequence[Message], options: RequestOptions) -> int:
-        """Return the position of the last turn, or one shortly before it; the prompt's length for unknown templates."""
+        """Return the position of the last turn, or a slightly lower one. For unknown templates: the prompt's length."""
         if not self.template.is_known:
             return len(prompt.ids)
         head = 1 if messages[0].role == "system" else 0
@@ -108,8 +110,10 @@ class PromptWriter:
         return len(prompt.ids) - len(self._tokenizer.encode_runs(one[same:]))
 
     def prefix_tokens(self, prompt: Prompt, messages: Sequence[Message], options: RequestOptions) -> int:
-        """Return how many tokens of a prompt depend only on `options.prefix`; 0 if the prefix was dropped. Raises
-        InvalidRequestError if the messages are shorter."""
+        """Return how many tokens of a prompt depend only on `options.prefix`; 0 if the prefix was dropped.
+
+        Raises InvalidRequestError if the prefix is longer than the messages.
+        """
         prefix = options.prefix
         if prefix is None:
             return 0
@@ -123,7 +127,7 @@ class PromptWriter:
         else:
             earlier = []
         content = messages[prefix.message].content
-        # Tokens that differ if another text follows the prefix do not depend on the prefix alone.
+        # Render the prefix with a different text after it: tokens that differ do not depend on the prefix alone.
         differs = "1" if content[prefix.characters :].startswith("a") else "a"
         cut = Message(messages[prefix.message].role, content[: prefix.characters] + differs)
         other = self._tokenizer.encode_runs(self._runs([*earlier, cut, Message("user", differs)], options))
@@ -154,7 +158,7 @@ class PromptWriter:
         context_tokens: int,
         kept_free: int,
     ) -> Prompt:
-        """Drop as few of the oldest turns as possible to leave `kept_free` tokens, or at least one.
+        """Drop as few of the oldest turns as possible, so that `kept_free` tokens, or at least one, remain.
 
         Raises ContextLengthError if the system message and the last turn do not fit.
         """
@@ -163,7 +167,7 @@ class PromptWriter:
         def attempt(kept: Sequence[Message]) -> Prompt | ContextLengthError:
             try:
                 return write(kept)
-            except ContextLengthError as error:  # so long that it was not encoded
+            except ContextLengthError as error:  # the prompt is too long to be encoded
                 return error
 
         prompt = attempt(messages)

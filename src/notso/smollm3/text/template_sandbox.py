@@ -4,7 +4,7 @@ A template is a program from an untrusted file. It runs in jinja2's immutable sa
 functions that Hugging Face's templates rely on. The sandbox limits neither time nor memory, so `render_apart` runs
 unknown templates in a child process with hard limits; `render_here` is for known ones.
 
-This file is also the child's program, started by path. Therefore it may import only notso.system from this project.
+The child process runs this file by its path, so the file may import only notso.system from this project.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
-if __name__ == "__main__":  # started by path, so that this package is not in sys.path
+if __name__ == "__main__":  # a program started by path does not have this package in sys.path
     sys.path.append(str(Path(__file__).parents[3]))
 
 from notso.system.confinement import Child, ConfinedWorkError, Limits, Rights, confine
@@ -57,7 +57,7 @@ class GenerationTag(Extension):
 
 
 class NamedUndefined(jinja2.Undefined):
-    """Undefined name. As in transformers, it can be tested; any other use is an error."""
+    """Undefined name. As in transformers, templates can test it, and any other use is an error."""
 
     __slots__ = ()
 
@@ -97,7 +97,7 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def render_here(template: jinja2.Template, variables: Variables, day: date) -> str:
-    """Render in this process on `day`. Raises SandboxFailure."""
+    """Render in this process with the date `day`. Raises SandboxFailure."""
     return _guarded(lambda: template.render({**variables, "strftime_now": _clock(day)}))
 
 
@@ -116,7 +116,7 @@ def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str
 def main() -> None:
     """Entry point of the child."""
     request = json.loads(sys.stdin.buffer.read())
-    compile_template(r"{{ '\n' }}").render()  # triggers lazy imports while files can be opened
+    compile_template(r"{{ '\n' }}").render()  # triggers lazy imports while files can still be opened
     confine(Rights.COMPUTE, CHILD_LIMITS)
     try:
         template = compile_template(request["source"])
@@ -167,7 +167,7 @@ def _raise_exception(message: object) -> None:
 
 
 def _clock(day: date) -> Callable[[str], str]:
-    # Names are English, whatever the locale.
+    # Names of days and months are English in every locale.
     moment = day if isinstance(day, datetime) else datetime(day.year, day.month, day.day)
     names = {
         "B": MONTHS[day.month - 1],

@@ -1,7 +1,7 @@
 """Tokenizer built from a GGUF file's vocabulary and merges.
 
 By default, control tokens in text are not recognized: `<|im_end|>` typed by a user is encoded as plain text. Only
-`encode(text, control=True)` and special runs of `encode_runs` yield special ids.
+`encode(text, control=True)` and runs marked as special in `encode_runs` yield special ids.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Run(NamedTuple):
 class SpecialTexts:
     """Splits text at special tokens. Raises ValueError for an empty token."""
 
-    # The leftmost, then longest match counts, as when the `tokenizers` library splits at added tokens.
+    # Among overlapping matches, the leftmost is used, and the longest at that position. The `tokenizers` library splits
+    # at added tokens in the same way.
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = dict.fromkeys(texts)
         if "" in self._texts:
@@ -44,8 +45,8 @@ class SpecialTexts:
         lengths: dict[str, set[int]] = {}
         for special in self._texts:
             lengths.setdefault(special[0], set()).add(len(special))
-        # Texts are looked up by length, because a file may have a million special tokens, and a single pattern would
-        # try each of them at every position.
+        # Texts are looked up by length, because a file may have a million special tokens, and a regular expression of
+        # all of them would try each at every position.
         self._lengths = {first: sorted(some, reverse=True) for first, some in lengths.items()}
         self._beginning = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
 
@@ -77,7 +78,7 @@ class SpecialTexts:
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MAX_TOKENIZER_JSON_BYTES = 64 * 2**20
-# Prompts of up to this many times the limit are encoded completely, so that the error states their exact length.
+# A prompt of up to this many times the token limit is encoded completely, so that the error states its exact length.
 COUNTED_TIMES = 4
 BATCH_CHARACTERS = 1 << 18
 
@@ -85,8 +86,10 @@ BATCH_CHARACTERS = 1 << 18
 class Tokenizer:
     """Byte-level BPE tokenizer of a model file. Thread-safe."""
 
-    # `special_ids` are the ids of control and user-defined tokens, `specials` their texts. The ids of tags are None if
-    # the file lacks them. No ordinary token covers more than `longest_bytes` of a text.
+    # special_ids, specials: ids and texts of control and user-defined tokens.
+    # think_open_id etc.: None if the file lacks the tag.
+    # longest_bytes: the maximum number of bytes of a text that an ordinary token can represent.
+    # shrinks: the maximum factor by which normalization shrinks a text.
     def __init__(
         self, vocabulary: Vocabulary, encoder: tokenizers.Tokenizer, ends: frozenset[int], shrinks: int = 1
     ) -> None:
@@ -125,8 +128,10 @@ class Tokenizer:
         return cls(vocabulary, encoder, end_ids(metadata, vocabulary), shrinks)
 
     def encode(self, text: str, control: bool = False) -> list[int]:
-        """Return ids without adding tokens; `control` recognizes special tokens. Raises InvalidRequestError for invalid
-        Unicode."""
+        """Return ids, without added tokens; `control` recognizes special tokens.
+
+        Raises InvalidRequestError for invalid Unicode.
+        """
         return self.encode_batch([text], control)[0]
 
     def encode_batch(self, texts: Sequence[str], control: bool = False) -> list[list[int]]:
@@ -138,7 +143,7 @@ class Tokenizer:
 
     def check_length(self, texts: Iterable[str], most_tokens: int) -> None:
         """Raise ContextLengthError if texts certainly exceed the limit."""
-        # Encoding a huge text would take a second, and a hundred bytes per token.
+        # This rejects huge texts before they are encoded, which takes up to a second, and a hundred bytes per token.
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > most_tokens * self.longest_bytes:
             raise ContextLengthError(-(-size // self.longest_bytes), most_tokens, at_least=True)
@@ -168,7 +173,7 @@ class Tokenizer:
         return b"".join(self.token_bytes(token, skip_control) for token in ids).decode("utf-8", "replace")
 
     def token_bytes(self, token: int, skip_control: bool = False) -> bytes:
-        """Return a token's bytes; `skip_control`: none for control and unused tokens."""
+        """Return a token's bytes; with `skip_control`, no bytes for control and unused tokens."""
         if skip_control and (token in self.control_ids or token in self._vocabulary.unused_ids):
             return b""
         return self._vocabulary.token_bytes(token)
@@ -185,7 +190,7 @@ class Tokenizer:
 
 
 def _batches(runs: Sequence[tuple[str, bool]]) -> Iterator[Sequence[tuple[str, bool]]]:
-    # Batches limit memory, because encoding takes a hundred bytes per token.
+    # Batches limit the peak memory, because the library uses a hundred bytes per token while it encodes.
     begun, size = 0, 0
     for at, (text, _) in enumerate(runs):
         size += len(text)
@@ -196,9 +201,9 @@ def _batches(runs: Sequence[tuple[str, bool]]) -> Iterator[Sequence[tuple[str, b
 
 
 class TokenStream:
-    """Incremental decoder; its pieces add up to `decode` of all ids."""
+    """Incremental decoder; its joined pieces equal `decode` of all ids."""
 
-    # An incomplete character is held back; bytes that can no longer complete one become U+FFFD.
+    # The bytes of an incomplete character are held back; bytes that cannot be part of a character become U+FFFD.
     def __init__(self, tokenizer: Tokenizer, skip_control: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_control = skip_control
@@ -239,15 +244,15 @@ def _pipeline_from_json(path: Path, vocabulary: Vocabulary) -> tuple[TokenizerPi
         merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in data["model"]["merges"]]
         return pipeline, pipeline.encoder(vocabulary.ordinary, merges, "model.merges")
     except OSError as error:
-        raise _does_not_fit(path, error.strerror or "cannot be read") from error
+        raise _mismatch(path, error.strerror or "cannot be read") from error
     except (KeyError, TypeError) as error:
-        raise _does_not_fit(path, f"{type(error).__name__}: {error}") from error
+        raise _mismatch(path, f"{type(error).__name__}: {error}") from error
     except (ModelFileError, ValueError, AttributeError, RecursionError) as error:  # any malformed JSON
-        raise _does_not_fit(path, str(error)) from error
+        raise _mismatch(path, str(error)) from error
 
 
-def _does_not_fit(path: Path, said: str) -> ModelFileError:
-    return ModelFileError(f"{path.name} next to the model does not match it; fix or remove it: {said}")
+def _mismatch(path: Path, said: str) -> ModelFileError:
+    return ModelFileError(f"{path.name} does not match the model file next to it; fix or remove {path.name}: {said}")
 
 
 def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
@@ -261,14 +266,16 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
         if named != expected:
             text = min(text for text, _ in named.items() ^ expected.items())
             raise ValueError(
-                f"token {quoted(text)} has id {named.get(text)} in it and {expected.get(text)} in the model file"
+                f"token {quoted(text)} has id {named.get(text)} there, but {expected.get(text)} in the model file"
             )
 
 
-# Shorter texts are not cached: they are fast to encode, and timing could reveal them to other users.
+# Minimum length of a cached text. Shorter texts are fast to encode, and a user could guess those of others by timing
+# requests.
 LEAST_CHARACTERS = 512
 
-# Limit for texts and ids: eight million characters of plain English, or a million if each character is a token.
+# Maximum size of all cached texts and ids: eight million characters of plain English, or a million characters if each
+# is a token.
 MOST_BYTES = 16 * 2**20
 
 

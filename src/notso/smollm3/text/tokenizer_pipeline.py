@@ -1,7 +1,7 @@
-"""Normalization and pre-tokenization as specified by a tokenizer.json or a GGUF file, checked against an allow-list.
+"""Normalization and pre-tokenization (splitting text before BPE), as specified by a tokenizer.json or GGUF file.
 
-An unknown part raises an error that names it, because ignoring it would change ids, and arbitrary expressions may take
-exponential time. Source: the `tokenizers` library, which executes the parts.
+Only known parts are accepted: ignoring an unknown part would change token ids, and an unknown regular expression may
+take exponential time. Source: the `tokenizers` library, which executes the parts.
 
 This module also converts a Hugging Face `tokenizer.json` to GGUF entries.
 """
@@ -21,10 +21,10 @@ from notso.smollm3.errors import ModelFileError, quoted
 from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED
 from notso.text_file import NotTextError, read_regular, read_text
 
-# Project-specific GGUF key, because `tokenizer.ggml.pre` expresses neither normalizers nor other pre-tokenizers.
+# Project-specific GGUF key for a pipeline in JSON. `tokenizer.ggml.pre` can only name a pre-tokenizer of llama.cpp.
 PIPELINE_KEY = "notso.tokenizer.pipeline"
 
-# `tokenizer.ggml.pre` for pipelines that have no name in llama.cpp; it makes llama.cpp reject the file.
+# Value of `tokenizer.ggml.pre` for pipelines without a name in llama.cpp, which therefore rejects the file.
 NO_NAME = "notso"
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -46,7 +46,7 @@ _GPT_4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 )
-# Expressions that were reviewed and take linear time.
+# Accepted regular expressions, which were reviewed and take linear time.
 EXPRESSIONS = {
     *(LLAMA_3, QWEN_2, _QWEN_3_5, _DEEPSEEK_3, _GPT_2, _TEKKEN, _GPT_4O),
     *("[一-龥\u3040-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+", r" ?[^(\s|[.,!?…。，、।۔،])]+"),  # DeepSeek and BLOOM
@@ -59,7 +59,7 @@ EXPRESSIONS = {
 
 _BEHAVIORS = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
-# Normalizers shrink text at most by this factor in bytes; bold letters with combining marks shrink most.
+# Maximum factor by which normalizers reduce the bytes of a text. Bold letters with combining marks shrink most.
 SHRINKS = 8
 
 
@@ -79,11 +79,11 @@ def _split(expression: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPipeline:
-    """Processing of text before BPE."""
+    """Normalizer and pre-tokenizer of a model."""
 
     pre_tokenizer: Mapping[str, Any]
     normalizer: Mapping[str, Any] | None = None
-    ignore_merges: bool = True  # a piece that is a token itself skips the merges
+    ignore_merges: bool = True  # a piece of text that equals a token becomes that token without merges
 
     @classmethod
     def from_json(cls, content: Any) -> TokenizerPipeline:
@@ -104,7 +104,7 @@ class TokenizerPipeline:
         if kept is None:
             if not isinstance(name, str) or name not in PRE_TOKENIZERS:
                 raise ModelFileError(f"tokenizer.ggml.pre is {quoted(name)}; supported: {', '.join(PRE_TOKENIZERS)}")
-            # As in the official tokenizer.json, a piece that is in the vocabulary becomes that token without merges.
+            # ignore_merges keeps its default, True, as in the official tokenizer.json.
             return cls(_split(PRE_TOKENIZERS[name]))
         try:
             content = json.loads(kept)
@@ -133,7 +133,7 @@ class TokenizerPipeline:
         parts |= {"normalizer": self.normalizer, "pre_tokenizer": self.pre_tokenizer}
         try:
             made = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0"} | parts))
-            # Passing a dict and a list of tuples is fastest; passing JSON text would take 1.5 times as long.
+            # The vocabulary is passed as a dict and tuples, because JSON text would take 1.5 times as long.
             encoder = tokenizers.Tokenizer(models.BPE(ordinary, merges, ignore_merges=self.ignore_merges))
         except Exception as error:  # the library raises no narrower class
             raise ModelFileError(f"{merges_name} does not match the vocabulary: {error}") from error
@@ -150,13 +150,14 @@ class TokenizerPipeline:
         return cut, self.ignore_merges
 
 
-# Supported values of `tokenizer.ggml.pre`. Both names stand for Llama 3's expression.
+# Supported values of `tokenizer.ggml.pre`. Both names denote Llama 3's expression.
 PRE_TOKENIZERS = {"smaug-bpe": LLAMA_3, "llama-bpe": LLAMA_3}
 
 _DIGITS = {"type": "Digits", "individual_digits": True}
+# llama.cpp's names of pipelines, each with its pre-tokenizer and `ignore_merges`.
 _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("smaug-bpe", (_split(LLAMA_3), True)),
-    # llama.cpp's behavior for this name
+    # llama.cpp itself applies merges for this name
     ("smaug-bpe", (_split(LLAMA_3), False)),
     ("qwen2", (_split(QWEN_2), False)),
     ("gpt-2", (_byte_level(expression=True), False)),
@@ -165,7 +166,7 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("gpt-4o", (_split(_GPT_4O), False)),
 )
 
-# transformers uses neither truncation nor padding when it encodes a prompt.
+# Keys that have their own check or no effect: transformers neither truncates nor pads a prompt that it encodes.
 _CHECKED_ELSEWHERE = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 
@@ -180,7 +181,7 @@ def _check_model(model: Mapping[str, Any]) -> None:
     _only(model, "its model", known | {"continuing_subword_prefix", "end_of_word_suffix"})
     if model.get("type") != "BPE":
         raise ModelFileError(f"its model is {quoted(model.get('type'))}, not BPE")
-    # Settings of the unknown token have no effect, because the vocabulary has every byte.
+    # Settings of the unknown token have no effect, because every byte has a token.
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise ModelFileError(f"its model is not plain BPE: {name} is {quoted(model[name])}")
@@ -257,7 +258,7 @@ def _check_pattern(pattern: Any) -> None:
 
 def _check_post_processor(part: Any) -> None:
     match part:
-        case None | {"type": "ByteLevel"}:  # affects offsets only
+        case None | {"type": "ByteLevel"}:  # changes only offsets, which are not used
             return
         case {"type": "Sequence", "processors": [*each]}:
             for one in each:
@@ -287,7 +288,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 
 def tokenizer_entries(path: Path) -> dict[str, Any]:
-    """Return GGUF entries, including a chat template next to `path`. Raises ModelFileError."""
+    """Return the GGUF entries of a tokenizer.json and of a chat template next to it. Raises ModelFileError."""
     try:
         content = json.loads(read_regular(path, MAX_JSON_BYTES))
     except OSError as error:

@@ -10,17 +10,17 @@ from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 # tokenizer.ggml.token_type, numbered by the GGUF specification.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 
-# Tokens that always end a turn, by text, because ids differ between files.
+# Texts of the tokens that always end a turn. Their ids differ between files.
 END_TEXTS = ("<|im_end|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
 # Project-specific key, because GGUF has keys for only three end ids, and generation_config.json may list any number.
 END_IDS_KEY = "notso.tokenizer.eos_token_ids"
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
-# Maximum length of a token, which bounds the work on each token: eight times the longest in published files.
+# Maximum length of a token, which limits the work on each token. Published files have at most an eighth of it.
 MAX_TOKEN_CHARACTERS = 1024
 
-# Maximum length of a special token. Wherever a special token can begin, text of every possible length is looked up.
+# Maximum length of a special token. At each position where one can begin, the search looks up text of every length.
 MAX_SPECIAL_CHARACTERS = 256
 
 # Maximum number of distinct first characters of special tokens; published files have only `<`.
@@ -43,8 +43,8 @@ _BYTE_OF_CHARACTER = {ord(character): byte for byte, character in enumerate(BYTE
 class Vocabulary:
     """Validated tokens and kinds. Raises ModelFileError, which names the key or token."""
 
-    # Tokens of `control_ids` are dropped from decoded text; those of `user_defined_ids` (`<think>`, `<tool_call>`, ...)
-    # are shown. `longest_bytes` is the length of the longest ordinary token.
+    # Decoded text omits tokens of `control_ids` but includes tokens of `user_defined_ids` (`<think>`, `<tool_call>`,
+    # ...). `longest_bytes` is the length of the longest ordinary token.
     def __init__(self, tokens: Sequence[str], kinds: Sequence[int]) -> None:
         if len(tokens) != len(kinds):
             raise ModelFileError(
@@ -79,7 +79,7 @@ class Vocabulary:
 
     @property
     def ordinary(self) -> dict[str, int]:
-        # Not stored, because its ten megabytes are only needed at construction.
+        # Not stored, because the dict takes ten megabytes and is needed only at construction.
         return {token: index for index, token in enumerate(self.tokens) if token not in self._not_ordinary}
 
     def check_id(self, token: int) -> int:

@@ -1,1 +1,1 @@
-"""Value types shared with the layers above; standard library only."""
+"""Value types shared with the layers above, which import only the standard library."""

@@ -1,4 +1,4 @@
-"""Conversion of Python callers' chat input to a list of messages."""
+"""Conversion of chat input from Python code to a list of messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ChatInput: TypeAlias = str | Turn | Sequence[Turn]
 
 
 def conversation(asked: ChatInput, *more: Turn) -> list[Message]:
-    """Convert to messages.
+    """Convert chat input to messages.
 
     Mappings have OpenAI's form: `role`, `content` (text, text parts or None), `reasoning_content`, `tool_calls`,
     `tool_call_id`. The role "developer" means "system"; other keys are ignored. Raises InvalidRequestError, which names

@@ -21,9 +21,9 @@ PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 MAX_THREADS = 1024
 MAX_NUM_SEQS = 64  # upper limit of concurrent sequences
 
-DEFAULT_CACHE_BYTES = 4 * 10**9  # cached conversations on disk: some 100,000 tokens of the 3B model
+DEFAULT_CACHE_BYTES = 4 * 10**9  # for cached conversations on disk: about 100,000 tokens of the 3B model
 DOCUMENT_TOKENS = 65_536  # the model's trained context
-DEFAULT_LIBRARY_BYTES = 20 * 10**9  # pinned readings on disk
+DEFAULT_LIBRARY_BYTES = 20 * 10**9  # for pinned prefixes on disk (see FixedPrefix)
 
 DEVICES = "auto, cpu, cuda or cuda:N"  # shown in error messages
 
@@ -35,9 +35,9 @@ class EngineConfig:
     model: GGUF file. None: the bundled demo model.
     context_tokens: capacity for a prompt and its answer, at most the model's maximum (YaRN doubles the trained
         context). None: up to 8,192, as memory allows.
-    document_tokens: if context_tokens is None, capacity for prompts with a fixed prefix, such as documents; at most the
-        trained context and as much as fits in half of the remaining memory. Uses memory only when needed.
-    threads: None: one per physical core.
+    document_tokens: if context_tokens is None, capacity for prompts with a fixed prefix, such as documents. At most the
+        trained context, and what fits in half of the remaining memory; the memory is used only when needed.
+    threads: CPU threads. None: one per physical core.
     weights: "mmap" uses the memory-mapped file. "packed" (formerly "hugepages") copies weights to 2 MiB pages in the
         background, in a packed layout where kernels support it. "auto" copies them where this is possible and
         worthwhile, and packs them where no operation gets slower.
@@ -46,12 +46,12 @@ class EngineConfig:
     speculation: use draft tokens where worthwhile; results are unchanged.
     cache_dir: private folder for up to `cache_bytes` of KV blocks, so that conversations survive restarts. None: no
         disk cache.
-    library_bytes: size limit of pinned readings (see FixedPrefix) in that folder, in addition to `cache_bytes`.
+    library_bytes: size limit of pinned prefixes (see FixedPrefix) in cache_dir, in addition to `cache_bytes`.
     device: "cpu"; "cuda" or "cuda:1", an error if unusable; "auto": the first GPU, or the CPU if no GPU can run the
         model. Results are the same.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
     chat_template_file: Jinja template used instead of the model file's.
-    beside_bytes: planned size of other engines in this process; if given, nothing is reduced to fit.
+    beside_bytes: memory planned for other engines in this process. If given, sizes are not reduced to fit.
 
     Raises InvalidRequestError with the field as `param`.
     """
@@ -97,7 +97,7 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> EngineConfig:
-        """Create from JSON or keyword arguments, with paths also as path objects. Raises InvalidRequestError or
+        """Create from JSON or keyword arguments; paths can be path objects. Raises InvalidRequestError or
         UnknownOptionError."""
         require_known(settings, (each.name for each in fields(cls)), "an engine")
         paths = {name: fspath(value) for name, value in settings.items() if isinstance(value, PathLike)}
@@ -109,7 +109,7 @@ class EngineConfig:
 
 
 class EngineSettings(TypedDict, total=False):
-    """The fields of EngineConfig besides `model`."""
+    """Keyword arguments for the fields of EngineConfig, except `model`."""
 
     context_tokens: int | None
     document_tokens: int

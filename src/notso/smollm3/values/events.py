@@ -1,4 +1,4 @@
-"""Events of an answer, their contents, and the whole answer."""
+"""Events of an answer, the values in them, and the complete answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of prompt and answer."""
         return self.prompt_tokens + self.completion_tokens
 
 
@@ -90,8 +89,8 @@ class Event:
     tool_call: `tool_call`.
     tool_call_part: `text`, the next part of the arguments of `begun_call`; sent only if a grammar constrains calls. The
         tool_call with the same id follows unless the answer is cut off.
-    tokens: `token_ids` since the last such event, after the events that they caused; `is_forced` if the engine inserted
-        them to end the reasoning.
+    tokens: `token_ids` since the last `tokens` event, sent after the events of their text; `is_forced` if the engine
+        inserted them to end the reasoning.
     prompt: `logprobs`.
     end: `finish_reason`; `stop`, the matched stop string; `logprobs` of tokens without visible text.
     progress, embedding, usage, error: the field with this name.
@@ -124,7 +123,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer; `str(completion)` is its text.
+    """A complete answer; `str(completion)` is its text.
 
     text: excludes reasoning, tool calls and the stop string.
     reasoning: "" if there is none.
@@ -146,7 +145,7 @@ class Completion:
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Completion:
-        """Collect all events of an answer. Raises the error of an `error` event, and EngineError without an `end`."""
+        """Collect all events of an answer. Raises the error of an `error` event, and EngineError without `end`."""
         text, reasoning, calls = [], [], []
         logprobs: list[TokenLogprob] = []
         usage, dropped = None, 0

@@ -15,7 +15,7 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call. `arguments` is JSON text, or any text if an earlier call was cut off."""
+    """A tool call. `arguments` is JSON text, or any text if the call was cut off."""
 
     id: str
     name: str

@@ -49,14 +49,14 @@ class ModelInfo:
     num_hidden_layers: int = 0
     layers_without_rope: tuple[int, ...] = ()  # NoPE
     chat_template: str = field(default="", repr=False)  # empty if the file has none
-    template_drops: tuple[str, ...] = ()  # what the template leaves out: LATER_SYSTEM, OVERRIDDEN_TOOLS
-    most_prompt_bytes: int = 0  # longer prompts never fit; 0: unknown
+    template_drops: tuple[str, ...] = ()  # parts that the template leaves out: LATER_SYSTEM, OVERRIDDEN_TOOLS
+    most_prompt_bytes: int = 0  # longer prompts never fit in the context; 0: unknown
     sampling: Mapping[str, float] = field(default_factory=dict)  # the file's defaults, named as in SamplingParams
     license: str = ""  # name in the file
     end_token: str = ""  # text of the control token that ends an answer
     memory: MemoryBudget | None = None
     arithmetic: str = ""  # engines with equal values compute the same logits, bit for bit; "": unknown
-    document_tokens: int = 0  # context of prompts with a fixed prefix; 0: the same as of others
+    document_tokens: int = 0  # context for prompts with a fixed prefix; 0: the same as for other prompts
 
     def context_of(self, options: RequestOptions) -> int:
         """Return the capacity for a prompt with these options, including its answer."""
@@ -65,7 +65,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredReading:
-    """Blocks of a pinned reading on disk (see FixedPrefix)."""
+    """Blocks of a pinned prefix on disk (see FixedPrefix)."""
 
     blocks: int
     size_bytes: int

@@ -1,4 +1,4 @@
-"""Options of a request other than sampling parameters, and both as keyword arguments."""
+"""Request options except sampling parameters, and keyword arguments for both."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams, Sam
 
 MAX_TOP_LOGPROBS = 20
 QUOTE_OF = "x-quote-of"
-"""JSON schema keyword: the string must be a passage of the source with this name."""
-MAX_SOURCES = 999  # the numbers of sources have up to three digits
+"""JSON Schema keyword with the name of a source, of which the string must be a passage."""
+MAX_SOURCES = 999  # an answer refers to a source by a number of up to three digits
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
 
@@ -43,10 +43,10 @@ class FixedPrefix:
     """The fixed beginning of a prompt, such as documents: the rendered prompt up to the first `characters` of the
     content of message number `message`.
 
-    scope: requests with the same scope share the computed blocks of the prefix, but not of what follows. None: the
-        prefix is shared only by requests of the same owner.
-    reading: name, unique within the scope or else the owner, under which the blocks are pinned on disk. None: the
-        blocks are cached like those of any conversation.
+    scope: requests with the same scope share the KV blocks of the prefix, but not those after it. None: only requests
+        of the same owner share the prefix.
+    reading: name under which the blocks are pinned on disk, unique within the scope or, without a scope, the owner.
+        None: the blocks are cached like those of any conversation.
 
     Raises InvalidRequestError.
     """
@@ -71,7 +71,8 @@ class Replay:
     """The tokens that an answer begins with, as reported by `tokens` events.
 
     closed_at: indexes in `ids` at which the engine ended the reasoning.
-    origin: value in the `started` event; a request with another origin is rejected. "": not compared.
+    origin: value in the `started` event of the original answer. The request is rejected if its own origin differs.
+        "": not compared.
 
     Raises InvalidRequestError.
     """
@@ -118,8 +119,8 @@ class RequestOptions:
     tools: tools that can be called.
     tool_choice: "auto", "none", "required", or a ToolName to call once.
     parallel_tool_calls: allow several calls.
-    strict_tools: names of tools with enforced argument schemas if tool_choice is "auto". Required calls always enforce
-        them.
+    strict_tools: names of tools whose argument schemas are enforced even if tool_choice is "auto". In required calls,
+        all schemas are enforced.
     grammar: constraint on the answer, but not on reasoning; an answer that is cut off may violate it.
     top_logprobs: report log probabilities with this many alternatives (0 to 20). None: do not report them.
     prompt_logprobs: likewise for prompt tokens, in `prompt` events; bypasses the cache.
@@ -130,16 +131,15 @@ class RequestOptions:
     date: day shown in the prompt.
     priority: scheduling class.
     owner: only requests of the same owner share cached prefixes.
-    conversation: name for later eviction. None: evicted only with the whole cache.
+    conversation: name by which cached blocks can be evicted. None: evicted only with the whole cache.
     continue_last: extend the last assistant message, or its reasoning.
-    when_full: reject an oversized conversation, or drop the oldest turns and report it.
+    when_full: if a conversation exceeds the context, reject it ("stop") or drop the oldest turns and report it.
     adapter: name of a loaded adapter.
     logits_processors: names, applied in order.
     prefix: fixed beginning of the prompt.
     token_ids: report the answer's ids in `tokens` events.
-    replay: tokens that the answer begins with. The events of their text come first, and the answer continues as if they
-        had just been generated.
-    sources: texts in the prompt that the answer can quote. Text between `[[n: ` and `]]` must match the n-th.
+    replay: tokens that the answer begins with. Their events come first, and generation continues after them.
+    sources: texts in the prompt that the answer can quote. Text between `[[n: ` and `]]` must occur in the n-th.
 
     Raises InvalidRequestError, which names the option.
     """
@@ -205,8 +205,8 @@ class RequestOptions:
 
     def require_for_prompt(self, *, is_text: bool) -> None:
         """Raise InvalidRequestError for options that need messages."""
-        senseless = ["date", "continue_last", "when_full", "prefix", *(["tools", "tool_choice"] if is_text else [])]
-        for name in senseless:
+        names = ["date", "continue_last", "when_full", "prefix", *(["tools", "tool_choice"] if is_text else [])]
+        for name in names:
             if getattr(self, name) != getattr(RequestOptions(), name):
                 raise InvalidRequestError(f"{name} requires messages; this prompt has no chat template", param=name)
 
@@ -216,7 +216,7 @@ def _is_unicode(text: str) -> bool:
 
 
 class AnswerSettings(SamplingSettings, total=False):
-    """The fields of SamplingParams and RequestOptions."""
+    """Keyword arguments for the fields of SamplingParams and RequestOptions."""
 
     thinking: bool
     tools: Sequence[Tool] | None
@@ -250,7 +250,7 @@ _OPTIONS = frozenset(each.name for each in fields(RequestOptions))
 def settings_of(
     params: SamplingParams | None, options: RequestOptions | None, settings: Mapping[str, Any]
 ) -> tuple[SamplingParams, RequestOptions]:
-    """Return both with `settings` applied. Raises UnknownOptionError or InvalidRequestError; `param` names it."""
+    """Return params and options with `settings` applied. Raises UnknownOptionError or InvalidRequestError."""
     require_known(settings, _SAMPLING | _OPTIONS, "an answer")
     sampling = {name: value for name, value in settings.items() if name in _SAMPLING}
     if isinstance(sampling.get("stop"), str):

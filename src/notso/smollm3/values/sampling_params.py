@@ -36,7 +36,8 @@ class OnPage:
 class Parameter:
     """Metadata of a sampling parameter for the command line, the APIs, the docs and the settings page.
 
-    For each API, a mapping of its names for the parameter to their documentation; default: the field's name.
+    openai, responses, anthropic, ollama: the API's names for the parameter, mapped to their documentation. None: the
+        field's name. Empty: not supported.
     """
 
     help: str = ""  # of the command-line option; empty: no option
@@ -54,14 +55,14 @@ class Parameter:
     ollama: Mapping[str, str] | None = None
     gguf: str = ""  # key in a model file, below general.sampling
     page: OnPage | None = None
-    # Taken from the field itself
+    # Set from the field of SamplingParams
     name: str = ""
     default: Any = None
     kind: type = object  # for a list, the type of its items
     is_list: bool = False
 
     def names(self, api: Api) -> Mapping[str, str]:
-        """Return the API's names of this parameter and their documentation; none if the API does not have it."""
+        """Return the API's names of this parameter and their documentation; empty if not supported."""
         spelled: Mapping[str, str] | None = getattr(self, api)
         return {self.name: self.text or self.help} if spelled is None else spelled
 
@@ -80,9 +81,9 @@ _WINDOW = "tokens considered by the penalties; default 256; -1: all; 0: none"
 class SamplingParams:
     """Sampling parameters. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
 
-    PARAMETERS has the range and meaning of each field. None means no limit, or a random seed. The same seed and input
-    give the same text. Penalties count the last `penalty_window` tokens of prompt and answer. DRY lowers the logit of a
-    token that extends a repetition of at least `dry_allowed_length` tokens by
+    PARAMETERS has the range and meaning of each field. None means no limit or, for seed, a random value. The same seed
+    and input give the same text. Penalties count the last `penalty_window` tokens of prompt and answer. DRY lowers the
+    logit of a token that extends a repetition of at least `dry_allowed_length` tokens by
     dry_multiplier * dry_base ** (length - dry_allowed_length).
 
     given: fields that were set explicitly, possibly to their default. Other fields that have their default value take
@@ -375,7 +376,7 @@ PARAMETERS: Mapping[str, Parameter] = {
 
 
 class SamplingSettings(TypedDict, total=False):
-    """The fields of SamplingParams as keywords."""
+    """Keyword arguments for the fields of SamplingParams."""
 
     max_tokens: int | None
     thinking_budget: int | None

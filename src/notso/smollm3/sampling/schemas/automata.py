@@ -91,8 +91,8 @@ ANYTHING = Repeat(Chars(((0, LAST),)), 0, None)
 
 
 def written_plainly(node: Node, write: Callable[[Ranges], str]) -> str | None:
-    """Return a pattern for texts that begin with a match of `node`, or None if assertions other than a final `$` or
-    classes that `write` cannot write occur in it."""
+    """Return a pattern for texts that begin with a match of `node`, or None if `node` has assertions other than a final
+    `$`, or classes that `write` cannot express."""
     text = _plain(node, write)
     return None if text is None else f"^(?:{text})"
 
@@ -222,7 +222,7 @@ class _Automaton:
         if formula[0] != "place":
             return place
         if place in entered:
-            return _FALSE  # an iteration that matched the empty text
+            return _FALSE  # an iteration that matches the empty text adds nothing
         node, rest = formula[1], formula[2]
 
         def then(following: int | None, seen: frozenset[int] = entered) -> int:

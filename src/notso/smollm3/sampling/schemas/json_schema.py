@@ -1,5 +1,5 @@
-"""Checking and rewriting of JSON schemas. A schema with a constraint that cannot be enforced is rejected, with the name
-of the keyword."""
+"""Checking and rewriting of JSON schemas. If a constraint cannot be enforced, the schema is rejected with an error that
+names the keyword."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MAX_DESCENT = 4_096
 and a stack overflow would kill the process."""
 
 MAX_PERIOD = 10_000
-"""Maximum common multiple of all `multipleOf`, without factors of 2 and 5: the library keeps a state for every
-remainder."""
+"""Maximum least common multiple of all `multipleOf` values without their factors of 2 and 5. The library keeps a state
+for every remainder."""
 
 MAX_INTERSECTED = 10
 """Maximum patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""
@@ -42,45 +42,45 @@ _LARGE = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class HeldSchema:
-    """A schema in supported keywords, and what was ignored: unknown keywords, and formats as `format: x`."""
+class EnforcedSchema:
+    """A schema in supported keywords, and the ignored keywords and formats (as `format: x`)."""
 
     schema: dict[str, Any]
     ignored: tuple[str, ...] = ()
 
 
 def ignored_keywords(source: str) -> tuple[str, ...]:
-    """Return the ignored keywords of a schema (JSON text), and ignored formats as `format: x`.
+    """Return what `checked_schema` ignores in a schema (JSON text).
 
     Raises InvalidRequestError if the schema cannot be enforced.
     """
     return checked_schema(source, "grammar").ignored
 
 
-def checked_schema(source: str, param: str) -> HeldSchema:
-    """Return the schema in `source`, a JSON text, in supported keywords. Raises InvalidRequestError with `param`."""
+def checked_schema(source: str, param: str) -> EnforcedSchema:
+    """Parse a schema and rewrite it in supported keywords. Raises InvalidRequestError with `param`."""
     if len(source) > MAX_CHARACTERS:
         raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param=param)
     if len(source) <= CACHED_CHARACTERS:
-        return _read_again(source, param)
+        return _read_cached(source, param)
     with _LARGE:
         return _read(source, param)
 
 
-def _read(source: str, param: str) -> HeldSchema:
+def _read(source: str, param: str) -> EnforcedSchema:
     try:
         schema = json.loads(source, parse_constant=_refuse_constant, parse_float=_finite)
         source.encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the schema is not JSON: {error}", param=param) from None
-    return held_schema(schema, param)
+    return enforced_schema(schema, param)
 
 
-_read_again = lru_cache(maxsize=CACHED_SCHEMAS)(_read)
+_read_cached = lru_cache(maxsize=CACHED_SCHEMAS)(_read)
 
 
-def held_schema(document: object, param: str) -> HeldSchema:
-    """Return a schema in supported keywords. Raises InvalidRequestError if it cannot be enforced."""
+def enforced_schema(document: object, param: str) -> EnforcedSchema:
+    """Rewrite a schema in supported keywords. Raises InvalidRequestError if it cannot be enforced."""
     if not isinstance(document, dict):
         raise InvalidRequestError("the schema must be a JSON object", param=param)
     rewriter = SchemaRewriter(document, param)
@@ -89,7 +89,7 @@ def held_schema(document: object, param: str) -> HeldSchema:
         raise InvalidRequestError("the schema is refused: no value satisfies it", param=param)
     held: dict[str, Any] = {**({} if schema is True else schema)}
     _check_size(held, definitions, param)
-    return HeldSchema(held | ({"$defs": definitions} if definitions else {}), tuple(rewriter.ignored))
+    return EnforcedSchema(held | ({"$defs": definitions} if definitions else {}), tuple(rewriter.ignored))
 
 
 def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> None:

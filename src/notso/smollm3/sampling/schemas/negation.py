@@ -186,11 +186,11 @@ class Negation:
     def exclusions(
         self, options: Sequence[Schema], *, is_exact: bool, besides: Schema = True, closings: Sequence[Schema] = ()
     ) -> list[list[Schema]] | None:
-        """Return, for each option of a `oneOf`, schemas that exclude the others that overlap with it, or None if these
+        """Return, for each option of a `oneOf`, schemas that exclude the overlapping other options, or None if these
         cannot be expressed.
 
-        is_exact: all values of exactly one option must match. besides: a schema that all values match. closings: for
-        each option, a schema that its values match in addition.
+        is_exact: every value of exactly one option must be allowed. besides: a schema that all values match. closings:
+        for each option, a schema that its values also match.
         """
         found: list[list[Schema]] = []
         for number, option in enumerate(options):

@@ -1,8 +1,9 @@
 """Conversion of regular expressions in schemas (ECMA-262) to the dialect of llguidance (that of Rust's regex crate).
 
 A pattern is parsed with the flag `u`, as JSON Schema recommends. If it is valid only without the flag, it is parsed
-according to Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning in the other
-dialect.
+according to Annex B of ECMA-262. Characters are written as code points, so that none has a special meaning in the
+target dialect.
+
 Backreferences are rejected. Lookaheads are eliminated with automata (see automata.py). In this folder, "the library" is
 llguidance.
 """
@@ -35,7 +36,7 @@ from notso.smollm3.sampling.schemas.automata import (
 MAX_NESTED = 64
 FEW_REPEATS = 4
 MAX_SHORTEST = 200
-"""Longest minimum length in `shortest_match`; longer ones are treated like this one."""
+"""Maximum of `least` in `shortest_match`; a larger value is reduced to it."""
 
 MAX_REPEATS = 100_000
 """The library's limit on the counts of repetitions."""
@@ -190,7 +191,7 @@ def _parsed(pattern: str) -> _Reader:
 
 
 def _apart(root: Node) -> tuple[str, ...] | None:
-    # Returns leading lookaheads as separate patterns, or None if there are none that can be separated.
+    # Returns one pattern for the rest and one for each leading lookahead, or None if they cannot be separated.
     parts = root.parts if isinstance(root, Sequence) else (root,)
     if not parts or parts[0] != Assertion("^"):
         return None
@@ -312,7 +313,7 @@ class _Reader:
 
     @property
     def found(self) -> Node:
-        """Matches texts that contain a match of the pattern."""
+        """Node that matches every text with a match of the pattern."""
         return Sequence((ANYTHING, self.root, ANYTHING))
 
     @property

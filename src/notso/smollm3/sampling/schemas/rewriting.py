@@ -52,7 +52,7 @@ _DATA = frozenset(("const", "enum", "default", "example", "examples"))
 
 
 def is_old_draft(document: dict[str, Any]) -> bool:
-    """Return whether a document's draft (7 or older) ignores keywords next to a reference."""
+    """Return whether a document uses draft 7 or older, which ignores keywords next to `$ref`."""
     said = document.get("$schema")
     return isinstance(said, str) and any(draft in said for draft in _OLD_DRAFTS)
 
@@ -182,7 +182,7 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 
 
 def arrangements(values: Sequence[Any], least: int, most: float) -> Schema | None:
-    """Return a schema of arrays of distinct `values`: in any order, or else in the given order, or None if too many."""
+    """Return a schema of arrays of distinct `values`, in any order or only in the given order; None if too many."""
     sizes = range(least, int(min(most, len(values))) + 1)
     for arrange in (itertools.permutations, itertools.combinations):
         if sum(math.comb(len(values), size) for size in sizes) > MAX_ARRANGEMENTS:
@@ -247,7 +247,7 @@ class SchemaRewriter:
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._spend)
         self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
-        self._left_open: dict[int, str] = {}  # by id of its options: pointer of a `oneOf` with overlaps
+        self._left_open: dict[int, str] = {}  # pointers of `oneOf`s with overlaps, by id of the options
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0
@@ -386,7 +386,7 @@ class SchemaRewriter:
             options = self._checked(value, isinstance(value, list) and bool(value), path)
             return {keyword: [self._schema(each, f"{path}/{n}", depth + 1) for n, each in enumerate(options)]}
         named = self._checked(value, isinstance(value, dict), path)
-        if keyword == "patternProperties" and len(named) > MAX_PATTERN_PROPERTIES:  # before the patterns are read
+        if keyword == "patternProperties" and len(named) > MAX_PATTERN_PROPERTIES:  # checked before patterns are parsed
             raise self._refusal(
                 f"patternProperties has {len(named)} members; at most {MAX_PATTERN_PROPERTIES} are supported"
             )

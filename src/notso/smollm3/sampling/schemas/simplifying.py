@@ -1,8 +1,8 @@
 """Closing and simplification of schemas, so that the library (llguidance) can compile them.
 
-First, objects that declare properties are closed: no other names are allowed, so that a model does not invent names
-forever. The result may allow fewer values, but never more. Objects stay open if `additionalProperties` says so, or if
-there would not be enough names for `minProperties`.
+First, objects that declare properties are closed: no other names are allowed, because a model could invent names
+forever. The closed schema may allow fewer values, but never more. Objects stay open if `additionalProperties` requires
+it, or if there would not be enough names for `minProperties`.
 
 Closed schemas are then simplified; the result allows the same values. The library intersects a reference with the
 keywords next to it, and the schema of a declared name with those of patterns that match the name. This fails if one of
@@ -24,8 +24,8 @@ _COMBINED = ("allOf", "anyOf", "oneOf")
 class ObjectCloser:
     """Closes the schema of one document and its definitions.
 
-    A definition that describes a value alone is closed. If several parts describe a value, they are closed together,
-    and refer to an open copy of the definition.
+    A definition that alone describes a value is closed. If several schemas describe the same value, they are closed
+    together, and refer to an open copy of the definition.
     """
 
     # declared: ids of the `properties` that declare properties, rather than test them in a condition.
@@ -274,8 +274,8 @@ class Simplifier:
         return rest if self._kinds_of(rest) <= _declared(schema["type"]) else schema
 
     def _with_names_apart(self, schema: dict[str, Any]) -> dict[str, Any]:
-        # Intersects the schemas of declared names with those of patterns that match them, and excludes these names from
-        # the patterns, so that the library need not do it.
+        # Intersects the schemas of declared names with those of patterns that match the names, and excludes these names
+        # from the patterns. The library cannot do this if a schema is recursive.
         if not schema.get("properties") or not any(map(_has_reference, schema.get("patternProperties", {}).values())):
             return schema
         properties, patterns = dict(schema["properties"]), {}
