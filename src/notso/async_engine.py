@@ -1,7 +1,4 @@
-"""Asyncio interface of the engine.
-
-It is separate from `notso.smollm3`, which does not use asyncio.
-"""
+"""Asyncio interface of the engine, kept out of `notso.smollm3`, which does not use asyncio."""
 
 from __future__ import annotations
 
@@ -28,20 +25,20 @@ Prepare = Callable[[], Callable[[], Generation]]
 class AsyncAnswerStream(AsyncIterator[Event]):
     """Asynchronous iterator over an answer's events. Generation starts when the iterator or `result` is first awaited.
 
-    `async with` stops it on exit. Raises the error of a failed answer and the errors of `Engine.chat`.
+    Leaving `async with` stops the answer. Raises the errors of `Engine.chat` and errors during generation.
     """
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
         self._generation: Generation | None = None
-        self._beginning = asyncio.Lock()  # several tasks may await the answer, which must be started only once
+        self._beginning = asyncio.Lock()  # several tasks may await the answer, but it must be started only once
         self._events = self._run()
 
     async def __anext__(self) -> Event:
         return await anext(self._events)
 
     async def result(self) -> Completion:
-        """Wait for the complete answer and return it; cancelling the wait stops the answer."""
+        """Wait for the complete answer and return it; cancelling stops it."""
         generation = await self._begun()
         try:
             return Completion.from_events([event async for event in _follow(generation)])
@@ -85,14 +82,14 @@ async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
     def notify() -> None:
-        with suppress(RuntimeError):  # the event loop is closed
+        with suppress(RuntimeError):  # raised if the event loop is closed
             loop.call_soon_threadsafe(changed.set)
 
     generation.subscribe(notify)
     after = 0
     while True:
         changed.clear()
-        finished = generation.finished  # read before the events, so that the last ones are not missed
+        finished = generation.finished  # read before the events: the last ones could arrive in between
         events = generation.read(after)
         after += len(events)
         for event in events:
@@ -104,9 +101,9 @@ async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
 
 
 class AsyncEngine:
-    """Asyncio wrapper of `engine`; waiting for an answer occupies no thread.
+    """Asyncio wrapper around an `Engine`; waiting for an answer blocks no thread.
 
-    Parameters and errors are those of `Engine`.
+    Parameters and errors are the same as for `Engine`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -182,11 +179,11 @@ class AsyncEngine:
         return await AsyncAnswerStream(lambda: self.engine.prepare(text, sampling, asked)).result()
 
     async def embed(self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None) -> Floats:
-        """See `Engine.embed`. Cancelling the wait does not stop the computation."""
+        """See `Engine.embed`. Cancelling does not stop the computation."""
         return await asyncio.to_thread(lambda: self.engine.embed(texts, owner=owner, adapter=adapter))
 
     async def close(self) -> None:
-        """Stop running answers, and release model file and cache."""
+        """Stop running answers and release the model file and the cache."""
         await asyncio.to_thread(self.engine.close)
 
     async def __aenter__(self) -> AsyncEngine:

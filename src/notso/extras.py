@@ -1,6 +1,6 @@
-"""Command that installs an extra (optional dependencies), for error messages."""
+"""Shell command that installs an extra (optional dependencies), for error messages."""
 
-# The command names a file or folder, because the package is not on an index.
+# The command names the wheel or folder that notso was installed from, because notso is not on a package index.
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # must precede UTF-16, because its mark begins with that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark is a prefix of this one
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -21,11 +21,11 @@ _NUL = b"\0"
 
 
 class NotTextError(ValueError):
-    """The bytes are not text. The message continues a sentence that begins with the file's name."""
+    """The bytes are not text. Callers prepend the file's name to the message."""
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """Return the text of a regular file, with `\\n` line endings. Raises NotTextError, or OSError as `read_regular`."""
+    """Return a regular file's text, with `\\n` line endings. Raises NotTextError and the errors of `read_regular`."""
     return decode_text(read_regular(path, most_bytes))
 
 
@@ -91,7 +91,7 @@ def _encoding(data: bytes) -> tuple[str, int]:
         if data.startswith(mark):
             return encoding, len(mark)
     if _NUL in data and len(data) % 2 == 0:
-        # In UTF-16 text of Latin letters without a mark, nearly every second byte is NUL, and few other bytes are.
+        # UTF-16 without a byte order mark: in Latin text, nearly every second byte is NUL, and few other bytes are.
         even, odd = data[::2].count(_NUL), data[1::2].count(_NUL)
         most, least = max(even, odd), min(even, odd)
         if 4 * most >= 3 * (len(data) // 2) and 8 * least <= most:
@@ -106,13 +106,14 @@ SECRET_BYTES = 1 << 16
 def open_regular(path: Path) -> int:
     """Open `path` for reading and return its descriptor. Follows links.
 
-    Raises OSError with `strerror` and `filename`, also if the file is not a regular file.
+    Raises OSError with `strerror` and `filename`, for example if the file is not a regular file.
     """
-    # Reading from a FIFO, terminal or socket would wait for a writer, and opening a device can have side effects.
+    # Other kinds are refused: reading from a FIFO, terminal or socket would wait for a writer, and even opening a
+    # device can have side effects.
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # before opening, because of devices
+        if not stat.S_ISREG(path.stat().st_mode):  # before opening: opening a device could act on it
             raise _no_regular_file(path)
-        # O_NONBLOCK, because by now the name may belong to a FIFO.
+        # O_NONBLOCK: if the file has been replaced by a FIFO since the check, opening it must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:
         raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
@@ -123,8 +124,8 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises OSError as `open_regular`, and for more than `most_bytes`."""
-    # The limit applies to the bytes read, because some files report no size.
+    """Return the content of a regular file. Raises OSError as `open_regular`, or if it exceeds `most_bytes`."""
+    # The limit applies to the bytes read, because some files, such as those in /proc, report a size of 0.
     with open(open_regular(path), "rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:

@@ -80,8 +80,8 @@ def test_what_cannot_be_done_is_one_line(documents: Run, tmp_path: Path) -> None
         (("read", "scan.pdf"), "scan.pdf cannot be read: it is damaged"),
         (("rm", "nothing.pdf"), "there is no document called nothing.pdf"),
         (("add", str(tmp_path / "nothing.pdf")), "nothing.pdf"),
-        (("add",), "add needs at least one"),
-        (("list", "x"), "list takes none"),
+        (("add",), "add needs at least one item"),
+        (("list", "x"), "list takes no items"),
     ):
         found = documents(*arguments)
         assert found.code != exit_codes.DONE and sentence in found.err and len(found.err.splitlines()) == 1, arguments

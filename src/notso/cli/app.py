@@ -70,7 +70,7 @@ def version_line() -> str:
 
 
 @app.callback()
-def front_door(
+def root_command(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show versions and exit.")
     ] = False,
@@ -109,11 +109,12 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in VERBS.items():
     app.command(_name, epilog=f"\b\nExamples:\n{sys.modules[_command.__module__].EXAMPLES}")(_command)
-app.command("quantise", hidden=True)(quantize.quantize)  # the name of earlier releases
+app.command("quantise", hidden=True)(quantize.quantize)  # the command's name in earlier releases
 
 
 def _drop_service_links() -> None:
-    # Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT for each Service, including ones called `notso` or `notso-ollama`.
+    # Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT for each Service. For a Service called `notso` or `notso-ollama`,
+    # NAME_PORT is also the variable of one of our options, which expects a port number.
     for name, value in os.environ.copy().items():
         is_ours = name.startswith("NOTSO_") and name.endswith("PORT")
         if is_ours and value.startswith(("tcp://", "udp://", "sctp://")):
@@ -140,7 +141,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         code = outcome if isinstance(outcome, int) else exit_codes.DONE
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else exit_codes.FAILED
-        if isinstance(stop.__context__, BrokenPipeError):  # typer exits like this when the reader has closed the pipe
+        if isinstance(stop.__context__, BrokenPipeError):  # how typer exits if stdout is a closed pipe
             terminal.abandon_stdout()
             code = exit_codes.OUTPUT_CLOSED
     except BaseException as error:
@@ -164,7 +165,7 @@ def _with_verb(group: Any, given: Sequence[str]) -> Sequence[str]:
 
 
 def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
-    """Return the command and its options; error messages give advice that depends on them."""
+    """Return the command and its options, on which the advice in error messages depends."""
     verb = given[0] if given else "serve"
     if verb not in group.commands:
         return exit_codes.ANY_COMMAND
@@ -187,7 +188,7 @@ def _report_error(error: BaseException, command: exit_codes.Command) -> int:
 
 
 def _usage_line(error: typer.TyperException) -> str:
-    message = error.format_message().replace(": Value error, ", ": ")  # words that pydantic adds
+    message = error.format_message().replace(": Value error, ", ": ")  # pydantic adds these words
     context = getattr(error, "ctx", None)
     # click suggests similar names for unknown options and commands.
     nearest: Sequence[str] = getattr(error, "possibilities", None) or ()

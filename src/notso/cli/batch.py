@@ -61,9 +61,9 @@ def batch(
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
-    Each line of IN has `custom_id`, `method` (POST), `url` (/v1/chat/completions) and `body`. Its line in OUT has
-    `custom_id` and `response`, with the `status_code` and `body` that the HTTP API would return. If a request fails,
-    its line contains an error, and the other requests continue. The loaded model answers all requests, whatever
+    Each line of IN has `custom_id`, `method` (POST), `url` (/v1/chat/completions) and `body`. The matching line of OUT
+    has `custom_id` and `response`, with the `status_code` and `body` that the HTTP API would return. If a request
+    fails, its line contains an error, and the other requests continue. The loaded model answers all requests, whatever
     `model` they name.
 
     After Ctrl-C or a crash, run the same command again to continue: completed answers are neither lost nor repeated,
@@ -84,9 +84,9 @@ def batch(
         with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
             if ray:
                 chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
-                tally: BatchRun | Tally = answer_elsewhere(source, sink, interruption, report, chosen, count)
+                tally: BatchRun | Tally = answer_on_cluster(source, sink, interruption, report, chosen, count)
             else:
-                # The engine is loaded only after the input is read, because a completed batch does not need it.
+                # The engine is loaded only now, because a batch that is already complete does not need it.
                 engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, fetch=fetch)
                 try:
                     notice = engines.demo_notice(engine.info)
@@ -104,7 +104,7 @@ def batch(
 
 
 def _end(sink: BatchOutput) -> None:
-    # Requests that failed in earlier runs count as well: repeating the command must not turn failure into success.
+    # Requests that failed in earlier runs count as well: otherwise, running the command again would report success.
     if sink.failed:
         raise typer.Exit(exit_codes.REQUESTS_FAILED)
 
@@ -122,7 +122,8 @@ def _report(source: BatchInput, there: int, answered: int, failed: int, as_json:
     terminal.note(f"{len(source.ids)} requests: {', '.join(parts) or 'none'}.")
 
 
-# Lines per task of Ray: twice the concurrency of an engine. If a machine is lost, at most one task is repeated.
+# Request lines per Ray task. This is twice an engine's default concurrency, to keep the engine busy; if an engine is
+# lost, Ray repeats only its current task.
 SHARE = 32
 
 
@@ -133,6 +134,7 @@ class Tally:
 
 
 class Member:
+    # An engine on a Ray worker. Ray Data calls it with the requests of one task at a time.
     def __init__(self, **chosen: Any) -> None:
         self._engine = engines.open_engine(chosen.pop("model"), chosen.pop("context_tokens"), **chosen, silent=True)
 
@@ -144,6 +146,7 @@ class Member:
 
 
 class _Share:
+    # Source and sink of the BatchRun of one task.
     def __init__(self, lines: list[RequestLine]) -> None:
         self._lines = lines
         self.ids = {line.id for line in lines}
@@ -158,7 +161,7 @@ class _Share:
         self.done.add(answer["id"])
 
 
-def answer_elsewhere(
+def answer_on_cluster(
     source: BatchInput,
     sink: BatchOutput,
     interruption: Interruption,
@@ -166,7 +169,7 @@ def answer_elsewhere(
     chosen: Mapping[str, Any],
     count: int | None,
 ) -> Tally:
-    """Run on a cluster until every line has an answer, or Ctrl-C. Raises ClusterError."""
+    """Run on a Ray cluster until every line has an answer or Ctrl-C is pressed. Raises ClusterError."""
     control = cluster.ray_control()
     from notso.cluster.batch_pool import answers
 

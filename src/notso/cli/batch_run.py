@@ -85,7 +85,7 @@ class BatchOutput:
         self._file: BinaryIO = path.open("a+b")
         try:
             lock(self._file.fileno())
-            # A file that contains any other line is not an output of this batch, and is left unchanged.
+            # If a line does not answer a request of this batch, the file is refused and left unchanged.
             self.done = self._read_answers(wanted)
         except BlockingIOError:
             self._file.close()
@@ -132,8 +132,8 @@ class BatchOutput:
 
 
 def _lines_of(file: BinaryIO) -> Iterator[bytes | None]:
-    file = utf8_stream(file)  # some editors write UTF-16, or a byte order mark
-    # For lines that are too long, None is yielded; they are never held in memory.
+    file = utf8_stream(file)  # some editors write UTF-16 or a byte order mark
+    # A line that is too long is yielded as None, and is never held in memory as a whole.
     while piece := file.readline(MAX_LINE_BYTES + 1):
         if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):
             yield piece.rstrip(b"\r\n")
@@ -160,7 +160,7 @@ def _answer_in(line: bytes) -> dict[str, Any]:
 
 
 def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
-    # `write` puts the id first, so a truncated line begins with an id, possibly an incomplete one.
+    # `id` is the first field of an answer, so a truncated line begins with an id, which may be incomplete itself.
     beginnings = (json.dumps({"id": id}).encode()[:-1] for id in wanted)
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
@@ -169,7 +169,7 @@ _refusal = partial(typer.BadParameter, param_hint="OUT")
 
 URL = "/v1/chat/completions"
 _POLL_SECONDS = 0.2  # poll interval for Ctrl-C
-_REQUESTS_PER_SLOT = 2  # requests submitted per engine slot, so that the engine never idles
+_REQUESTS_PER_SLOT = 2  # submitted requests per concurrent sequence of the engine; more than 1, so that it never idles
 
 
 class Lines(Protocol):
@@ -262,13 +262,13 @@ class BatchRun:
             generation.subscribe(lambda: self._ended.put(None) if asked.finished else None)
 
     def _write_ended(self) -> None:
-        # With the timeout, the caller can check regularly for Ctrl-C.
+        # The timeout lets the caller check regularly for Ctrl-C.
         with contextlib.suppress(queue.Empty):
             self._ended.get(timeout=_POLL_SECONDS)
         ended = [asked for asked in self._running if asked.finished]
         for asked in ended:
             if self._interruption.requested():
-                return  # stopped answers are incomplete, and are not written
+                return  # do not write answers that Ctrl-C has cut off
             del self._running[asked]
             self._write(asked.line, self._answer(asked))
 

@@ -139,7 +139,7 @@ def table(result: dict[str, Any]) -> list[str]:
     for label, row in _rates(result):
         share = f"{100 * row['roofline']:.0f} %" if "roofline" in row else "-"
         if "roofline_beside" in row:
-            share += f", {100 * row['roofline_beside']:.0f} % of reading beside it"
+            share += f", {100 * row['roofline_beside']:.0f} % of the bandwidth at that time"
         rows.append([label, *_spread(row, "tok_s"), share])
     if "peer" in result:
         ratios = [row["ratio"] for _, row in _rates(result["ratio"])]

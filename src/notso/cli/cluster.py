@@ -22,7 +22,7 @@ EXAMPLES = """\
   notso cluster up --address auto --replicas 8
   notso cluster down --address auto"""
 
-BETWEEN = ("DATABASE_URL", "VALKEY_URL")
+SHARED_STORES = ("DATABASE_URL", "VALKEY_URL")
 
 
 def cluster(
@@ -116,7 +116,7 @@ def cluster(
         },
     )
     config = serve_config(plan)
-    if not dry_run and address is None and plan.has_several and not all(map(os.environ.get, BETWEEN)):
+    if not dry_run and address is None and plan.has_several and not all(map(os.environ.get, SHARED_STORES)):
         raise SettingsError(NOTHING_BETWEEN, setting="database_url")
     if dry_run:
         terminal.say(json.dumps(config, indent=2))  # Ray reads YAML, of which JSON is a subset

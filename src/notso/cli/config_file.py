@@ -30,7 +30,7 @@ def config_path() -> Path:
 
 
 def read_config(group: Any) -> dict[str, dict[str, Any]]:
-    """Return the file's values, command -> parameter -> value (click's default_map). Raises typer.BadParameter."""
+    """Return the file's values as click's default_map: command -> parameter -> value. Raises typer.BadParameter."""
     path = config_path()
     if not path.is_file():
         if os.environ.get("NOTSO_CONFIG"):
@@ -71,8 +71,8 @@ def _visible(group: Any) -> list[str]:
 
 
 def _expected(parameter: Any, value: Any) -> str | None:
-    # Returns the type that the parameter needs, or None if the value fits. Without this check, typer would convert
-    # nearly any type: `true` would become port 1. Strings are accepted, because they are parsed like arguments.
+    # Returns the type that the parameter requires, or None if the value has it. Without this check, typer would convert
+    # values of nearly any type: `true` would become port 1. Strings are accepted: typer parses them like arguments.
     if parameter.multiple or parameter.nargs != 1:
         is_fit = isinstance(value, list) and all(_expected_one(parameter, each) is None for each in value)
         return None if is_fit else "a list"

@@ -36,8 +36,9 @@ def convert(
 ) -> None:
     """Convert a Hugging Face checkpoint to GGUF.
 
-    Rows are converted a few at a time to keep memory use low; K-quants of the 3B model take minutes. If a checkpoint
-    uses a setting that this engine does not implement, it is refused, and the error names the setting.
+    Tensors are converted a few rows at a time to keep memory use low. Converting the 3B model to a K-quant takes
+    minutes. A checkpoint with a setting that this engine does not implement is refused, and the error names the
+    setting.
     """
     options.require_free_place(out, force, "OUT.gguf")
     from notso.smollm3.conversion.converter import convert as convert_folder

@@ -96,7 +96,7 @@ def dataset(
 
 
 def _write(path: Path, lines: list[str]) -> None:
-    # An existing file may have other permissions, so the file is created again, readable by its owner only.
+    # An existing file could be readable by others, so it is deleted, and a new one is created with permissions 0600.
     path.unlink(missing_ok=True)
     path.touch(mode=0o600, exist_ok=False)
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")

@@ -23,7 +23,7 @@ EXAMPLES = """\
   notso doctor --report
   notso doctor --from http://127.0.0.1:3000"""
 
-WHOLE_MODEL_BYTES = 2_600_000_000  # memory for SmolLM3-3B Q4_K_M, a context of 4,096 tokens, and the process itself
+WHOLE_MODEL_BYTES = 2_600_000_000  # memory for SmolLM3-3B in Q4_K_M, a context of 4,096 tokens and the process itself
 SAFE_SQLITE = (3, 51, 3)  # earlier versions can corrupt a write-ahead log to which several connections write
 LIBRARIES = ("numpy", "tokenizers", "jinja2", "fastapi", "starlette", "uvicorn", "huggingface_hub", "typer", "rich")
 _MARKS: dict[str, terminal.Style] = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -91,7 +91,9 @@ def _answering(server: str) -> Finding:
     except HTTPError as error:
         with error:
             status = error.read(200).decode("utf-8", "replace")
-        return Finding("fail", "server", f"{server} is not ready: {status}", "see its Models page for the reason")
+        return Finding(
+            "fail", "server", f"{server} is not ready: {status}", "open the server's Models page to see the reason"
+        )
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         return Finding("fail", "server", f"no notso server at {server}: {error}", "start one with notso serve")
 
@@ -135,9 +137,9 @@ def _confinement() -> Iterator[Finding]:
     from notso.system.confinement import lacking, unenforced_limits
 
     if unlimited := unenforced_limits():
-        fix = "use Linux 6.12 or newer for other people's templates, files and plugins"
+        fix = "use Linux 6.12 or newer if you open files, templates or plugins that you do not trust"
         if lacking():
-            fix += "; PDF files and spreadsheets are refused on this system"
+            fix += "; on this system, PDF files and spreadsheets are refused"
         yield Finding("warn", "confinement", f"this system does not limit {'; '.join(unlimited)}", fix)
     else:
         message = "Landlock and seccomp confine the child processes that read documents and templates"
@@ -149,8 +151,9 @@ def _cpu() -> Iterator[Finding]:
     from notso.smollm3.diagnostics.benchmark import cpu_name
     from notso.system.processors import usable_processors
 
-    features = ", ".join(kernel_choice.cpu_features()) or "no relevant features"
-    yield Finding("ok", "cpu", f"{cpu_name()}, {usable_processors()} cores usable; {features}")
+    features = ", ".join(kernel_choice.cpu_features()) or "none that notso uses"
+    message = f"{cpu_name()}, {usable_processors()} logical processors usable; instruction sets: {features}"
+    yield Finding("ok", "cpu", message)
 
 
 def _kernels() -> Iterator[Finding]:
@@ -165,17 +168,21 @@ def _kernels() -> Iterator[Finding]:
     chosen = kernel_choice.kernels()
     why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest kernels of this CPU"
     choices = ", ".join(kernel_choice.available_kernels())
-    packed = ", ".join(name for name, format in FORMATS_BY_NAME.items() if kernel_choice.is_packed(format)) or "nothing"
-    if packed != "nothing" and not kernel_choice.packs_by_default():
-        packed += " with --weights packed"
+    packed = ", ".join(name for name, format in FORMATS_BY_NAME.items() if kernel_choice.is_packed(format)) or "none"
+    if packed != "none" and not kernel_choice.packs_by_default():
+        packed += " (only with --weights packed)"
     yield Finding(
         "ok",
         "kernels",
-        f"{chosen}, {why}, on {kernel_choice.threads()} threads; this CPU runs {choices}; packs {packed}",
+        f"{chosen} ({why}) on {kernel_choice.threads()} threads; supported on this CPU: {choices}; "
+        f"formats repacked in memory: {packed}",
     )
     if kernel_choice.available_kernels() == ["generic"]:
         yield Finding(
-            "warn", "speed", "this CPU has no AVX2: answers will be slow", "use a CPU with AVX2 (most since 2015)"
+            "warn",
+            "speed",
+            "this CPU has no AVX2: answers will be slow",
+            "use a CPU with AVX2, which most CPUs since 2015 have",
         )
 
 
@@ -218,8 +225,8 @@ def _memory() -> Iterator[Finding]:
 def _pages() -> Iterator[Finding]:
     from notso.system.memory import HUGE_PAGE_SETTING, huge_page_policy
 
-    chosen = huge_page_policy() or "not offered"
-    message = f"{os.sysconf('SC_PAGE_SIZE')} bytes; transparent huge pages: {chosen}"
+    chosen = huge_page_policy() or "not available"
+    message = f"page size {os.sysconf('SC_PAGE_SIZE')} bytes; transparent huge pages: {chosen}"
     if chosen == "never":
         yield Finding("warn", "pages", message, f"as root: echo madvise > {HUGE_PAGE_SETTING}")
     else:
@@ -237,7 +244,7 @@ def _models() -> Iterator[Finding]:
         return
     if chosen is not None:
         try:
-            if not chosen.is_dir():  # a folder is checked only when it is converted
+            if not chosen.is_dir():  # a Hugging Face folder is checked when it is converted
                 engines.check_model(chosen)
             files = chosen.iterdir() if chosen.is_dir() else [chosen]
             size = sum(each.stat().st_size for each in files)
@@ -264,7 +271,7 @@ def _disk() -> Iterator[Finding]:
     if not os.access(existing, os.W_OK):
         yield Finding("warn", "disk", f"{folder} is not writable", "set HF_HOME to a writable folder")
     elif free < needed and registry.find_local(registry.KNOWN_FILES[0]) is None:
-        yield Finding("warn", "disk", message, f"free {terminal.gigabytes(needed)} or set HF_HOME")
+        yield Finding("warn", "disk", message, f"free up {terminal.gigabytes(needed)}, or set HF_HOME to a larger disk")
     else:
         yield Finding("ok", "disk", message)
 
@@ -286,7 +293,7 @@ def _data() -> Iterator[Finding]:
 
 def _port(port: int) -> Iterator[Finding]:
     with socket.socket() as probe:
-        # The server sets the same option; with it, ports in TIME_WAIT count as free.
+        # With this option, which the server also sets, a port in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -343,8 +350,8 @@ def _plugins() -> Iterator[Finding]:
 def _network() -> Iterator[Finding]:
     from notso.smollm3.hub.download import is_offline
 
-    state = "offline (HF_HUB_OFFLINE); everything but `pull` works" if is_offline() else "used only by `pull`"
-    yield Finding("ok", "network", state)
+    downloads = "model downloads are disabled (HF_HUB_OFFLINE)" if is_offline() else "used to download models"
+    yield Finding("ok", "network", f"{downloads}; enabled tools such as fetch_page may also use it")
 
 
 def _versions() -> Iterator[Finding]:

@@ -44,7 +44,7 @@ def documents(
         typer.Option(
             "--library",
             metavar="NAME",
-            help="Library to use; `add` creates it. Any name other than Documents is a project.",
+            help="Library to use; `add` creates it if necessary. All libraries except Documents are projects.",
         ),
     ] = "Documents",
     unconfined: Annotated[
@@ -62,12 +62,14 @@ def documents(
 ) -> None:
     """Add, list, read, search or remove documents of a library.
 
-    To ask about documents in a chat, open Documents in the browser. If they are stored in a data directory, stop the
-    server first; in PostgreSQL (DATABASE_URL), the server can keep running. A document that cannot be read is kept, and
-    the command exits with an error.
+    To ask about documents in a chat, open Documents in the browser. Stop the server before running this command, unless
+    documents are stored in PostgreSQL (DATABASE_URL). If an added document cannot be read, it is kept in the library,
+    and the command exits with an error.
     """
     if (action == "list") != (not items):
-        raise typer.BadParameter(f"{action} {'takes none' if items else 'needs at least one'}", param_hint="ITEM")
+        raise typer.BadParameter(
+            f"{action} {'takes no items' if items else 'needs at least one item'}", param_hint="ITEM"
+        )
     from notso.web.edge.access import LOCAL_OWNER
     from notso.web.store.documents import DEFAULT_LIBRARY
     from notso.web.store.opening import in_store
@@ -172,7 +174,7 @@ def _named(known: Sequence[StoredDocument], item: str) -> StoredDocument:
     found = [each for each in known if item in (each.id, each.name)]
     if len(found) != 1:
         problem = "there is no document" if not found else f"{len(found)} documents are"
-        raise StorageError(f"{problem} called {item}; notso documents list shows their ids")
+        raise StorageError(f"{problem} called {item}; `notso documents list` shows names and ids")
     return found[0]
 
 

@@ -124,6 +124,7 @@ def open_engine(
 
 def adapter_to_use(adapters: Sequence[str]) -> str | None:
     """Return the last adapter's name. Raises InvalidRequestError."""
+    # Answers use the last adapter; the others are only loaded.
     from notso.smollm3.values.engine_config import AdapterSource
 
     return AdapterSource.parse(adapters[-1]).name if adapters else None
@@ -134,7 +135,7 @@ def fallback_notice(note: str) -> str:
 
 
 def prepare_for_a_lost_file() -> None:
-    """Exit with a message if reading the mapped model file fails (SIGBUS)."""
+    """Have the process exit with a message if reading the mapped model file fails (SIGBUS)."""
     from notso.qtensor import kernel_choice
 
     # Reading beyond the end of a truncated mapped file raises SIGBUS, which would kill the process silently.

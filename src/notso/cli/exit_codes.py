@@ -25,10 +25,10 @@ OUTPUT_CLOSED = 141  # the exit code that shells report for a process killed by 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The failed command, with its options: advice must not name options that it lacks."""
+    """The command that failed. Advice must not name options that it lacks."""
 
     verb: str = ""
-    options: frozenset[str] | None = None  # parameter names; None: any
+    options: frozenset[str] | None = None  # parameter names; None: any option may be named
 
     def has(self, option: str) -> bool:
         return self.options is None or option in self.options
@@ -65,7 +65,7 @@ def details(error: BaseException) -> str:
 
 
 def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]:
-    # These packages are imported here, because they may import numpy, which --help does not need.
+    # Imported only here, because these packages may import numpy, which would slow down --help.
     import notso.qtensor as qtensor
     from notso.smollm3 import errors as model
 
@@ -96,9 +96,8 @@ def _classify(error: BaseException, command: Command) -> tuple[int, str, Advice]
             return code, str(error) or _plain_name(error), advice
     if isinstance(error, OSError):
         return _classify_os_error(error)
-    if isinstance(error, RuntimeError) and "home directory" in str(
-        error
-    ):  # raised by pathlib for users without a passwd entry
+    # pathlib raises this error for users without a passwd entry.
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
         return FAILED, "this user has no home directory", "Set HOME to a writable folder."
     message = f"unexpected error ({_plain_name(error)}: {error})"
     return FAILED, message, "" if debugging() else "Run the command again with --debug for details."
@@ -176,7 +175,7 @@ def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, 
 
 
 def _other_plugin(command: Command) -> str:
-    # Installed plugins do not matter to `notso plugin new`.
+    # `notso plugin new` fails for other reasons than a missing plugin, so a list of plugins would not help.
     return "" if command.verb == "plugin" else "`notso plugin list` shows installed plugins."
 
 

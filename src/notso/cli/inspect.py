@@ -121,9 +121,9 @@ def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
         f"weights {terminal.gigabytes(tensor_bytes)}; generating a token reads {run.weight_bytes_per_token:,} bytes",
         f"{terminal.gigabytes(run.available_bytes)} available: {run.available_source}",
         *terminal.columns([head, *rows], right=range(1, len(head))),
-        f"default KV cache type: k8v8 for contexts of up to {K8V8_UP_TO_TOKENS:,} tokens, k8v4 for longer ones, and "
-        "smaller types if memory is short; for float and 8-bit files f16, and k8v8 for longer contexts. "
-        "--kv overrides it.",
+        f"default KV cache type (--kv overrides it): k8v8 for contexts up to {K8V8_UP_TO_TOKENS:,} tokens, k8v4 for "
+        "longer ones, and smaller types if memory is short. For float and 8-bit models: f16 for contexts up to "
+        f"{K8V8_UP_TO_TOKENS:,} tokens, k8v8 for longer ones.",
     ]
 
 

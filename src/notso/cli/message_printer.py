@@ -1,6 +1,6 @@
-"""Print an answer as it is generated: text to stdout, thinking to stderr, control characters escaped.
+"""Print an answer as it is generated: text to stdout, thinking to stderr, control characters as symbols.
 
-Thinking is dimmed or, without colors, enclosed in two marks.
+Without colors, thinking is not dimmed but enclosed in `[thinking]` and `[end of thinking]`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PrintedMessage:
     first_token_ms: float = 0.0
     total_ms: float = 0.0
     ids: list[int] = field(default_factory=list)  # empty unless the request asked for token ids
-    closed_at: list[int] = field(default_factory=list)  # indices at which the engine ended the reasoning
+    closed_at: list[int] = field(default_factory=list)  # indices in `ids` at which the engine ended the reasoning
 
 
 _THINKING, _END_OF_THINKING = "[thinking]", "[end of thinking]"
@@ -100,7 +100,7 @@ def collect(
                 answer.first_token_ms = (time.perf_counter() - asked) * 1000
             _apply(event, answer, printer)
     finally:
-        # If the generator is unfinished, closing it releases the engine's lock.
+        # An unfinished generator holds the engine's lock until it is closed.
         if isinstance(events, Generator):
             events.close()
     answer.total_ms = (time.perf_counter() - asked) * 1000
@@ -193,7 +193,7 @@ class MarkdownPrinter(MessagePrinter):
 
 def split_finished(text: str) -> tuple[str, str]:
     """Split at the last empty line outside fenced code."""
-    # Text that follows such a line cannot change how the part above it is rendered.
+    # Text below such a line cannot change how the text above it is rendered.
     cut, position, fence = 0, 0, ""
     for line in text.splitlines(keepends=True):
         position += len(line)

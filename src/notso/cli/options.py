@@ -22,7 +22,7 @@ from notso.web.values.settings import OPTIONS, Option, Settings
 
 
 def _stored_in(variable: str) -> Callable[[bool], bool]:
-    # The error handler reads the flag after the command has ended, so it is kept in an environment variable.
+    # An environment variable keeps the flag, because the error handler reads it after the command has ended.
     def remember(value: bool) -> bool:
         if value:
             os.environ[variable] = "1"
@@ -217,7 +217,7 @@ ApiKeyFile = Annotated[
 
 
 def duration(text: str, option: str) -> float:
-    """Return seconds. Raises typer.BadParameter naming the option."""
+    """Return a duration in seconds. Raises typer.BadParameter, which names the option."""
     from notso.web.values.durations import duration_s
 
     seconds = duration_s(text)
@@ -264,7 +264,7 @@ def api_key(file: Path | None) -> str | None:
         return os.environ.get("NOTSO_API_KEY") or None
     key = read_text(file, "--api-key-file", SECRET_BYTES).strip()
     if not key:
-        # This is an error: if the server started without a key instead, it would accept every request.
+        # An empty file must be an error: without a key, the server would accept every request.
         raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
     return key
 
@@ -312,7 +312,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files."
 
 
 def require_free_place(out: Path, force: bool, name: str) -> None:
-    """Raise typer.BadParameter if `out` cannot be created."""
+    """Raise typer.BadParameter if `out` exists (without `force`) or its folder is missing."""
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} already exists; use --force to overwrite it", param_hint=name)
     if not out.parent.is_dir():
@@ -357,12 +357,12 @@ def params_from(sampling: Mapping[str, Any]) -> SamplingParams:
 
 
 def settings_from(chosen: Mapping[str, Any], **more: Any) -> Settings:
-    """Return settings from the options of `takes_settings` and `more`. Raises SettingsError, typer.BadParameter."""
+    """Return settings from `more` and the options of `takes_settings`. Raises SettingsError or typer.BadParameter."""
     return Settings(**more, **{name: _setting(each, chosen[each.name]) for name, each in OPTIONS.items() if each.help})
 
 
 def _with_options(command: Callable[..., None], added: Iterable[tuple[str, inspect.Parameter]]) -> Callable[..., None]:
-    # Changing the signature is sufficient: typer inspects it, and passes every value by keyword.
+    # Changing the signature is sufficient, because typer reads the options from it and passes every value by keyword.
     parameters = inspect.signature(command, eval_str=True).parameters.values()
     given = [
         each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -418,7 +418,7 @@ def _setting(option: Option, value: Any) -> Any:
 
 
 def _is_given(value: Any) -> bool:
-    # False and [] mean that a flag or list was left out; 0 is a value that was given.
+    # False and [] mean that the user did not pass the flag or list; 0 is a value that the user passed.
     return value is not None and value is not False and value != []
 
 

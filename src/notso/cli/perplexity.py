@@ -35,7 +35,7 @@ def perplexity(
 ) -> None:
     """Measure a model's perplexity on a text file.
 
-    Like llama.cpp, scores the second half of each window of 512 tokens. With --kl, also compares the model with a base
+    Like llama.cpp, scores the second half of each window of tokens. With --kl, also compares the model with a base
     model, by Kullback-Leibler divergence and by how often both rank the same token first.
     """
     from notso.smollm3.diagnostics.perplexity import divergence

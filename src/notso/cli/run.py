@@ -164,7 +164,7 @@ def _write_receipt(
 def _question(words: list[str] | None) -> str:
     if not words and sys.stdin is not None and sys.stdin.isatty():
         raise typer.BadParameter("no prompt given: pass one as an argument or pipe it to stdin", param_hint="PROMPT")
-    # The argument `-` stands for stdin, which is also read if there is no argument.
+    # stdin is read for the argument `-`, and if there is no argument.
     parts = [_standard_input() if word == "-" else word for word in words or ["-"]]
     separator = "\n\n" if words and "-" in words else " "
     question = _valid(separator.join(part for part in parts if part), "PROMPT")
@@ -192,9 +192,9 @@ def _grammar(path: Path) -> Grammar:
 
 
 def _valid(text: str, name: str) -> str:
+    # Python decodes bytes of an argument that are not UTF-8 to surrogates, which cannot be encoded.
     try:
         text.encode()
-    # If an argument is not UTF-8, Python represents its bytes by surrogate escapes.
     except UnicodeEncodeError:
         raise typer.BadParameter("not valid UTF-8 text", param_hint=name) from None
     return text

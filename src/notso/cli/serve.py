@@ -128,13 +128,13 @@ def serve(
     from notso.plugins.process import Plugins
 
     plugins = Plugins(enabled.names)
-    starting = of_front_end(engine_url) if engine_url else introduction(path, config)
+    starting = front_end_summary(engine_url) if engine_url else startup_summary(path, config)
     if as_json:
         terminal.say_json({"event": "starting", **starting.facts})
     else:
         for line in starting.lines:
             terminal.say(line)
-    gc.disable()  # until the server is ready: collections would delay startup, which creates little garbage
+    gc.disable()  # until the server is ready: garbage collection would delay startup, which creates little garbage
     from notso.web.engine.models import ModelRegistry
     from notso.web.engine.port import EngineSource
     from notso.web.engine.remote.remote_engine import RemoteSource
@@ -174,23 +174,23 @@ def serve(
         gc.enable()
 
 
-class Introduction(NamedTuple):
+class StartupSummary(NamedTuple):
     """Startup summary, as lines of text and as facts for --json."""
 
     lines: list[str]
     facts: dict[str, Any]
 
 
-def of_front_end(engine_url: str) -> Introduction:
+def front_end_summary(engine_url: str) -> StartupSummary:
     line = f"engine   {engine_url} runs the model; this server is its front end"
-    return Introduction([line], {"engine": engine_url})
+    return StartupSummary([line], {"engine": engine_url})
 
 
-def introduction(path: Path | None, config: EngineConfig) -> Introduction:
+def startup_summary(path: Path | None, config: EngineConfig) -> StartupSummary:
     """Return the startup summary. Raises NotsoError."""
     from notso.smollm3.hub import registry as hub
 
-    # If the file is damaged or memory is insufficient, this must fail before the server listens.
+    # Planned here, so that a damaged file or insufficient memory is an error before the server listens.
     plan, device, note = engines.plan_model(path or hub.demo_path(), config)
     if path is None:
         model = ["model    built-in demo model: tiny, for trying out the interface", better_model()]
@@ -205,7 +205,7 @@ def introduction(path: Path | None, config: EngineConfig) -> Introduction:
         f"memory   {terminal.gigabytes(plan.needed_bytes)} of {terminal.gigabytes(plan.limit.available_bytes)} "
         f"({plan.limit.source}), context {plan.context_tokens:,} tokens{reduced}, "
         f"KV cache {plan.kv_format}",
-        f"device   {device}{f', as {note}' if note else ''}",
+        f"device   {device}{f' (the GPU is not used: {note})' if note else ''}",
     ]
     facts = {
         "model": str(path or hub.demo_path()),
@@ -218,7 +218,7 @@ def introduction(path: Path | None, config: EngineConfig) -> Introduction:
         "kv": str(plan.kv_format),
         "device": str(device),
     }
-    return Introduction(lines, facts)
+    return StartupSummary(lines, facts)
 
 
 def better_model() -> str:

@@ -54,12 +54,12 @@ class Conversation:
 
         asked = [*self.messages, Message("user", question)]
         answer = self._generate(asked)
-        # Assigned only now, so that an engine error leaves the conversation unchanged.
+        # The question is added only now, so that an engine error leaves the conversation unchanged.
         self.messages = [*asked, Message("assistant", answer.text, reasoning_content=answer.reasoning or None)]
         return answer
 
     def go_on(self) -> PrintedMessage | None:
-        """Continue the last answer, like `ask`. Returns None if there is no answer."""
+        """Generate and print more of the last answer. Returns None if there is no answer."""
         if not self.messages or self.messages[-1].role != "assistant":
             return None
         last = self.messages[-1]
@@ -162,7 +162,7 @@ def run_command(conversation: Conversation, line: str) -> Outcome:
     for command in COMMANDS:
         if command.name == wanted:
             return _RUN[wanted](conversation, argument.strip())
-    # Unknown commands are not sent to the model.
+    # An unknown command is probably a typing error, so it is not sent to the model.
     known = [command.name for command in COMMANDS]
     near = [name for name in known if wanted and name.startswith(wanted)] or difflib.get_close_matches(wanted, known)
     hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
@@ -334,7 +334,7 @@ class ChatFileError(Exception):
 
 
 def write_chat(path: Path, content: str, *, replace: bool = False) -> None:
-    """Write a file that only its owner can read. Raises ChatFileError, also for an existing file unless `replace`."""
+    """Write a file that only its owner can read. Raises ChatFileError, also if it exists and `replace` is false."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as file:

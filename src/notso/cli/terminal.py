@@ -23,7 +23,7 @@ Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
 _CODES: dict[Style, str] = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
-# Control characters in a model's output could move the cursor or change the window title: symbols are shown instead.
+# Control characters in a model's output are shown as symbols: they could move the cursor or change the window title.
 _HARMLESS: dict[int, str] = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
 _HARMLESS |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
 
@@ -34,12 +34,12 @@ def harmless(text: str) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Like `harmless`, but also replace newlines and tabs; for untrusted names."""
+    """Replace all control characters, including newline and tab, by symbols; for untrusted names."""
     return harmless(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
 
 
 class Nowhere(io.TextIOWrapper):
-    """Stream that discards text; `lost`: whether there was any."""
+    """Stream that discards text; `lost` is true once text has been written."""
 
     lost = False
 
@@ -55,7 +55,7 @@ def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            # A standard stream is None if the parent process closed it.
+            # A standard stream is None if notso was started with it closed.
             setattr(sys, name, Nowhere())
         elif hasattr(stream, "reconfigure"):
             # Replace characters that the terminal cannot encode, instead of raising an error.
@@ -154,13 +154,13 @@ def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def quiet_keys() -> Iterator[None]:
-    """Keep the terminal from echoing `^C`, which can wrap a progress line, so that the line appears twice."""
+    """Stop the terminal from echoing `^C`: a progress line that wraps because of the echo would appear twice."""
     try:
         before = termios.tcgetattr(sys.stdin)
         modes = [*before]
         modes[3] &= ~termios.ECHOCTL
         termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
-    except (AttributeError, OSError, ValueError, termios.error):  # stdin is no terminal
+    except (AttributeError, OSError, ValueError, termios.error):  # stdin is not a terminal
         yield
         return
     try:

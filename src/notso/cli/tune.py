@@ -111,7 +111,8 @@ def tune(
     if no_rehearsal and rehearse is not None:
         raise typer.BadParameter("cannot be combined with --rehearse", param_hint="--no-rehearsal")
     own = options.read_text(rehearse, "--rehearse") if rehearse is not None else ""
-    # A resumed run keeps the date of its start: the date is part of the prompts, so another one would change the rows.
+    # A resumed run uses the date on which the run began: the date is part of every prompt, so another date would change
+    # the training rows.
     day = trainer.begun_on(folder) or date.today()
     writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
     rows = writer.read(data)

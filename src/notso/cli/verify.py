@@ -54,7 +54,7 @@ def verify(
         typer.Option(
             "--transcript",
             metavar="JSON",
-            help="Open receipt of the same answer; required if the receipt is sealed.",
+            help="Unsealed receipt of the same answer; required if the receipt is sealed.",
             show_default=False,
         ),
     ] = None,
@@ -137,7 +137,7 @@ def _check_receipt(path: Path, transcript: Path | None, model: Path | None, adap
             f"{transcript} has {len(wholes)} receipts, not {len(receipts)}", param_hint="--transcript"
         )
     named = receipts[0].get("kv_format") if isinstance(receipts[0], dict) else None
-    # check_receipt refuses unknown cache formats and receipts without tokens.
+    # Unknown cache formats and receipts without tokens need no check here, because `engine.check_receipt` refuses them.
     kv: KVChoice = next((each for each in KV_CHOICES if each == named), "auto")
     context = max(512, 1 + max(map(_tokens_of, receipts)))
     problem, place, tokens, began = "", None, 0, time.perf_counter()

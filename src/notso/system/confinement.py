@@ -1,8 +1,8 @@
-"""Confinement of child processes to what their work needs. No other module confines processes.
+"""Confinement (sandboxing) of child processes. No other module confines processes.
 
-Each child gives up all rights except those that it names. Resource limits bound its time and memory on every system.
-On Linux, it also cannot gain privileges, is the first process to be killed when memory runs out, and is confined by
-Landlock and seccomp if the kernel supports them.
+Each child permanently gives up all rights except those that it names. Resource limits bound its time and, on Linux,
+its memory. On Linux, it also cannot gain privileges, the kernel kills it first when memory runs out, and Landlock and
+seccomp confine it if the kernel supports them.
 
 This module imports only the standard library, because children import it without the rest of notso.
 """
@@ -28,8 +28,8 @@ _PIECE = 1 << 16
 
 
 class Rights(enum.Enum):
-    COMPUTE = "compute on what it was given: no file, network, program, thread or signal"
-    FILES_AND_NETWORK = "use files, programs and the network as its user, without the server's keys and processes"
+    COMPUTE = "compute on the given input: no files, network, programs, threads or signals"
+    FILES_AND_NETWORK = "use files, programs and the network as its user, but not the server's keys or processes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Limits:
     memory_bytes: int  # size of the address space
     wall_s: float  # seconds after which the child is killed
     answer_bytes: int
-    more_cpu_s: int = 0  # CPU seconds that `Child.grant` may add
+    more_cpu_s: int = 0  # CPU seconds that `Child.grant` may add in total
 
 
 class ConfinedWorkError(Exception):
@@ -49,11 +49,11 @@ class ConfinedWorkError(Exception):
 
 
 def confine(rights: Rights, limits: Limits | None = None) -> None:
-    """Give up all rights except `rights`, permanently. Raises OSError if a supported means of confinement fails."""
+    """Give up all rights except `rights`, permanently. Raises OSError if a mechanism that the kernel supports fails."""
     _end_first_out_of_memory()
     if rights is Rights.COMPUTE and limits is None:
         raise ValueError("Rights.COMPUTE requires limits")
-    ruleset = _landlock_ruleset(rights)  # now, because it opens a descriptor, which the limits below may forbid
+    ruleset = _landlock_ruleset(rights)  # opens a descriptor, which the limits below may forbid
     if limits is not None:
         _limit(limits)
     if sys.platform == "linux":
@@ -69,7 +69,7 @@ def confine(rights: Rights, limits: Limits | None = None) -> None:
 
 
 def serve_one(work: Callable[[bytes], bytes], limits: Limits) -> None:
-    """Confine this process and answer the request on stdin. Called in the child, after all imports."""
+    """Confine this process and answer the request on stdin with `work`. Call in the child, after all imports."""
     request = sys.stdin.buffer
     confine(Rights.COMPUTE, limits)
     answer = work(request.read())
@@ -90,7 +90,7 @@ def _limit(limits: Limits) -> None:
         resource.RLIMIT_FSIZE: (0, 0),
         resource.RLIMIT_CORE: (0, 0),
     }
-    if sys.platform == "darwin":  # macOS does not enforce this limit, and rejects one below the space already mapped
+    if sys.platform == "darwin":  # macOS does not enforce RLIMIT_AS, and rejects it if more is already mapped
         del bounds[resource.RLIMIT_AS]
     for which, bound in bounds.items():
         resource.setrlimit(which, bound)
@@ -109,8 +109,8 @@ def _end_first_out_of_memory() -> None:
 class Child:
     """A confined process that reads one request and writes one answer. Raises ConfinedWorkError."""
 
-    # `arguments` are those of the Python interpreter. The program that they start must call `confine` or `serve_one`
-    # with the same limits.
+    # `arguments` are command-line arguments of the Python interpreter. They name a program, which must call `confine`
+    # or `serve_one` with the same limits.
     def __init__(self, arguments: Sequence[str], request: bytes, limits: Limits) -> None:
         self._limits = limits
         self._deadline = time.monotonic() + limits.wall_s
@@ -125,7 +125,7 @@ class Child:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=environment(Rights.COMPUTE),
-                    start_new_session=True,  # do not receive the terminal's signals, such as Ctrl-C
+                    start_new_session=True,  # the child does not receive the terminal's signals, such as Ctrl-C
                 )
             finally:
                 os.close(given)
@@ -169,14 +169,14 @@ class Child:
         return b"".join(self.pieces())
 
     def grant(self, seconds: int) -> None:
-        """Extend the limits by CPU seconds, up to `more_cpu_s` in total. No effect on macOS."""
+        """Extend the limits of CPU and wall time, at most by `more_cpu_s` in total. No effect on macOS."""
         seconds = min(seconds, self._limits.more_cpu_s - self._granted)
         if seconds > 0 and sys.platform == "linux":
             import resource
 
             self._granted += seconds
             self._deadline += seconds
-            with contextlib.suppress(OSError):  # the child has already ended
+            with contextlib.suppress(OSError):  # raised if the child has already ended
                 soft, hard = resource.prlimit(self._process.pid, resource.RLIMIT_CPU)
                 resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (min(soft + seconds, hard), hard))
 
@@ -188,7 +188,7 @@ class Child:
 
 
 def environment(rights: Rights, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables (of this process, or `given`) for a child with these rights."""
+    """Return the variables of `given` (default: os.environ) that a child with these rights may see."""
     given = os.environ if given is None else given
     if rights is Rights.COMPUTE:
         return {name: given[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in given}
@@ -224,14 +224,14 @@ def read_only_file(data: bytes) -> int:
 
 
 def lacking() -> list[str]:
-    """Return the means of confinement that this system lacks: `Landlock`, `seccomp`."""
+    """Return the mechanisms that this system lacks: "Landlock", "seccomp"."""
     return [
         name for name, present in (("Landlock", _landlock_version() > 0), ("seccomp", _has_seccomp())) if not present
     ]
 
 
 def unenforced_limits() -> list[str]:
-    """Return phrases that name for the operator what this system does not limit."""
+    """Return phrases for messages, each naming something that this system does not limit."""
     found = []
     if missing := lacking():
         found.append(f"the system calls and files that child processes use (no {', no '.join(missing)})")
@@ -246,7 +246,7 @@ def unenforced_limits() -> list[str]:
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
 _SECCOMP_MODE_FILTER, _SECCOMP_GET_ACTION_AVAIL = 2, 2
 _LANDLOCK_CREATE_RULESET_VERSION = 1
-# Constants of include/uapi/linux/landlock.h: file rights by version, TCP rights, and scopes.
+# Constants of include/uapi/linux/landlock.h: file rights by ABI version, TCP rights, and scopes.
 _LANDLOCK_FILES = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
 _LANDLOCK_TCP, _LANDLOCK_TCP_SINCE = 0x3, 4
 _LANDLOCK_ABSTRACT_SOCKETS, _LANDLOCK_SIGNALS, _LANDLOCK_SCOPES_SINCE = 0x1, 0x2, 6
@@ -303,7 +303,8 @@ _COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
     "set_robust_list": (273, 99),
 }
 
-# Calls that no child needs and that could reach other processes, keys, the kernel or devices.
+# Calls that are refused even to children with FILES_AND_NETWORK: no child needs them, and they give access to other
+# processes, keys, the kernel or devices.
 _FORBIDDEN: Mapping[str, tuple[int | None, int | None]] = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -355,7 +356,7 @@ _WITH_PROTECTION = ("mmap", "mprotect")
 
 # include/uapi/linux/{bpf_common,seccomp,filter}.h
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # refuse: EPERM
+_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # _REFUSE: the call fails with EPERM
 _NUMBER_AT, _ARCH_AT, _PROTECTION_AT = 0, 4, 16 + 8 * 2  # struct seccomp_data: nr, arch, low half of args[2]
 _PROT_EXEC = 4
 _X32_BIT = 0x40000000
@@ -369,7 +370,7 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_IF_EQUAL, 1, 0, _AUDIT_ARCHES[place]),
-        (_RETURN, 0, 0, _KILL),  # reject calls of another architecture, in which the numbers have other meanings
+        (_RETURN, 0, 0, _KILL),  # kill callers of another architecture, in which numbers mean other calls
         (_LOAD, 0, 0, _NUMBER_AT),
     ]
     if place == 0:
@@ -382,7 +383,7 @@ def system_call_filter(rights: Rights, machine: str) -> list[Instruction]:
     for name, numbers in _COMPUTING.items():
         if (number := numbers[place]) is None:
             continue
-        if name in _WITH_PROTECTION:  # refuse executable memory, which exploits need
+        if name in _WITH_PROTECTION:  # refuse executable memory, which many exploits need
             program += [
                 (_IF_EQUAL, 0, 4, number),
                 (_LOAD, 0, 0, _PROTECTION_AT),

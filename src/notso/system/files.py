@@ -12,16 +12,16 @@ from pathlib import Path
 if sys.platform == "darwin":
     _F_RDADVISE = 44  # sys/fcntl.h
 
-LONGEST_READ_AHEAD = (1 << 31) - 1  # maximum size in bytes; macOS stores it in an int
+LONGEST_READ_AHEAD = (1 << 31) - 1  # maximum number of bytes: macOS stores it in a C int
 
 
 def lock(descriptor: int) -> None:
-    """Lock a file exclusively, until the descriptor is closed. Raises BlockingIOError if it is locked, or OSError."""
+    """Lock a file exclusively until `descriptor` is closed. Raises BlockingIOError if already locked, or OSError."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def sync(descriptor: int) -> None:
-    """Write a file's data to the disk, so that they survive a power failure. Raises OSError."""
+    """Flush a file to the disk, so that it survives a power failure. Raises OSError."""
     if sys.platform == "darwin":
         # On macOS, fsync does not flush the disk's cache, but F_FULLFSYNC does. Some file systems, such as network file
         # systems, do not support F_FULLFSYNC.
@@ -32,7 +32,7 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a folder's entries to the disk, so that renames survive a power failure. Raises OSError."""
+    """Flush a folder's entries to the disk, so that renames survive a power failure. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync(descriptor)
@@ -41,8 +41,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_ahead(descriptor: int) -> None:
-    """Ask the system to read a whole file into its cache. Raises OSError."""
-    # The kernel issues many requests in parallel, which is several times faster than sequential reads.
+    """Ask the kernel to read a whole file into its page cache. Raises OSError."""
+    # The kernel sends many requests to the disk in parallel, which is several times faster than sequential reads.
     if sys.platform == "darwin":
         size = min(os.fstat(descriptor).st_size, LONGEST_READ_AHEAD)
         fcntl.fcntl(descriptor, _F_RDADVISE, struct.pack("=qi4x", 0, size))  # struct radvisory

@@ -62,7 +62,7 @@ def library() -> ctypes.CDLL:
 
 
 def control(name: str, size: int = 8) -> bytes:
-    """Return the value of a `sysctlbyname` name, empty if there is none."""
+    """Return a sysctl's raw value, empty if it does not exist."""
     value, length = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
     if library().sysctlbyname(name.encode(), value, ctypes.byref(length), None, 0) != 0:
         return b""
@@ -70,23 +70,23 @@ def control(name: str, size: int = 8) -> bytes:
 
 
 def number(name: str) -> int:
-    """Return an integer value of `sysctlbyname`, 0 if there is none."""
+    """Return a sysctl's integer value, 0 if it does not exist."""
     return int.from_bytes(control(name), "little")
 
 
 def text(name: str) -> str:
-    """Return a string value of `sysctlbyname`, empty if there is none."""
+    """Return a sysctl's text, empty if it does not exist."""
     return control(name, 256).split(b"\0")[0].decode("utf-8", "replace")
 
 
 def page_bytes() -> int:
     """Return the size of the pages that `vm_statistics` counts."""
-    # Under Rosetta (emulation of x86-64), the pages of a process are smaller than the kernel's.
+    # Under Rosetta (emulation of x86-64), this differs from the page size of the process, which is smaller.
     return ctypes.c_size_t.in_dll(library(), "vm_kernel_page_size").value
 
 
 def vm_statistics() -> VMStatistics | None:
-    """Return the system's memory in pages, or None if it cannot be read."""
+    """Return the system's memory statistics, or None if they cannot be read."""
     found = VMStatistics()
     count = ctypes.c_uint32(ctypes.sizeof(found) // 4)
     host = library().mach_host_self()
@@ -95,7 +95,7 @@ def vm_statistics() -> VMStatistics | None:
 
 
 def resource_usage() -> ResourceUsage:
-    """Return this process's memory, or zeros if it cannot be read."""
+    """Return this process's resource usage, or zeros if it cannot be read."""
     found = ResourceUsage()
     library().proc_pid_rusage(os.getpid(), _RUSAGE_INFO_V0, ctypes.byref(found))
     return found

@@ -1,9 +1,9 @@
-"""Memory available to this process, measured before anything is allocated.
+"""Memory limits of this process, and huge pages. Sizes are in bytes.
 
-The smallest of three limits applies: the kernel's available memory, the control group (Linux) and the process limits.
-Sizes are in bytes.
+The lowest of three limits applies: the memory that the kernel reports as available, the limit of the control group
+(Linux), and the process limits (ulimit).
 
-Linux provides huge pages of 2 MiB on request. macOS has no huge pages; its ordinary pages have 16 KiB.
+Linux provides huge pages of 2 MiB on request. macOS has none; its ordinary pages have 16 KiB.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def have_huge_pages() -> bool:
 
 
 def use_huge_pages(memory: mmap.mmap) -> None:
-    """Back memory with huge pages when it is written. Raises OSError if the system has none."""
+    """Request that writes to `memory` allocate huge pages. Raises OSError if the system has none."""
     if sys.platform == "darwin":
         raise OSError("macOS has no huge pages")
     memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def huge_page_bytes() -> int:
-    """Return this process's anonymous memory on huge pages (0 if unknown)."""
+    """Return the size of this process's anonymous memory in huge pages (0 if unknown)."""
     if sys.platform == "darwin":
         return 0
     try:
@@ -58,7 +58,7 @@ def huge_page_bytes() -> int:
 MIB = 1 << 20
 HEAPS = 4
 _M_ARENA_MAX = -8  # glibc's malloc.h
-_UNLIMITED = 1 << 60  # cgroup v1 reports a number above this for "no limit"
+_UNLIMITED = 1 << 60  # for "no limit", cgroup v1 reports a number above this
 _CRITICAL = 4  # critical level of macOS's memory pressure (sys/event.h)
 
 
@@ -92,7 +92,8 @@ def memory_limits(
     proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup"), mapped_bytes: int = 0
 ) -> list[MemoryLimit]:
     """Return all limits that can be read; never empty."""
-    # mapped_bytes: size of mapped files, which already count toward the limit of the address space.
+    # mapped_bytes: size of mapped files that the caller's memory plan includes. It is subtracted from the address space
+    # in use, so that these files are not counted twice.
     if sys.platform == "darwin":
         return [_memory_of_macos(), *_process_limits({}, 0)]  # macOS does not report how much address space is in use
     limits = [_system_memory(proc)]

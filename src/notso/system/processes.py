@@ -17,7 +17,7 @@ if sys.platform == "darwin":
 
 
 def descriptor_limit(wanted: int) -> int | None:
-    """Raise the limit of open descriptors to `wanted` if allowed, and return the limit (None: unlimited)."""
+    """Raise the limit on open descriptors as far as allowed, up to `wanted`, and return it (None: unlimited)."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -26,15 +26,14 @@ def descriptor_limit(wanted: int) -> int | None:
         if sys.platform == "darwin":
             from notso.system import libsystem
 
-            soft = min(
-                soft, libsystem.number("kern.maxfilesperproc") or soft
-            )  # macOS rejects more, even if `hard` is higher
+            # macOS rejects a limit above this sysctl, even if `hard` is higher.
+            soft = min(soft, libsystem.number("kern.maxfilesperproc") or soft)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def limit_unsent(connection: socket.socket, unsent_bytes: int, seconds: int) -> None:
-    """Limit unsent data, and reset the connection after `seconds` without an acknowledgment."""
+    """Limit the unsent data in the kernel, and reset the connection after `seconds` without an acknowledgment."""
     # By default, the kernel buffers megabytes before a slow reader is noticed, and keeps retrying for a quarter of an
     # hour to deliver data to a client that has disappeared.
     import socket
@@ -48,7 +47,7 @@ def limit_unsent(connection: socket.socket, unsent_bytes: int, seconds: int) -> 
 
 
 def lower_thread_priority() -> None:
-    """Give the calling thread the lowest priority. Raises OSError."""
+    """Give the calling thread a low priority. Raises OSError."""
     if sys.platform == "darwin":
         from notso.system import libsystem
 
@@ -61,9 +60,9 @@ def lower_thread_priority() -> None:
 
 def keep_memory_private() -> None:
     """Make the process non-dumpable (Linux)."""
-    # Then only root can read the process's memory and environment, which contain keys: children (MCP servers, plugins)
-    # cannot read /proc/PPID/environ, and debuggers cannot attach. This also disables core dumps. It does not apply to
-    # programs that the process executes.
+    # The memory and environment of a non-dumpable process, which contain keys, can be read only by root: children (MCP
+    # servers, plugins) cannot read /proc/PPID/environ, and debuggers cannot attach. This also disables core dumps.
+    # Programs that the process executes are dumpable again.
     _process_control(4, 0)  # PR_SET_DUMPABLE
 
 

@@ -26,7 +26,7 @@ def has_display() -> bool:
 
 
 def usable_processors() -> int:
-    """Return the number of processors within the CPU affinity; on macOS, all of them."""
+    """Return the number of logical processors within the CPU affinity; on macOS, of all processors."""
     if sys.platform == "darwin":
         return os.cpu_count() or 1
     return len(os.sched_getaffinity(0))
@@ -34,7 +34,7 @@ def usable_processors() -> int:
 
 def usable_cores() -> int:
     """Return the number of physical cores within the CPU affinity and the container's CPU quota."""
-    # On macOS, only performance cores count, because a step is as slow as its slowest thread.
+    # On macOS, efficiency cores do not count: a step of the engine is as slow as its slowest thread.
     if sys.platform == "darwin":
         return libsystem.number("hw.perflevel0.physicalcpu") or libsystem.number("hw.physicalcpu") or 1
     cores = {_core_of(cpu) for cpu in os.sched_getaffinity(0)}
@@ -54,7 +54,7 @@ def name() -> str:
 
 
 def times() -> list[int]:
-    """Return the ticks of all processors: user, nice, system, idle, iowait, irq, softirq, steal (Linux)."""
+    """Return the processors' clock ticks: user, nice, system, idle, iowait, irq, softirq, steal. Empty if unknown."""
     if sys.platform == "darwin":
         return []
     try:
@@ -64,7 +64,7 @@ def times() -> list[int]:
 
 
 def _core_of(cpu: int) -> tuple[str, str] | int:
-    # Returns the numbers of package and core, which hyper-threads of one core share.
+    # Returns the ids of package and core, which are the same for all hyper-threads of a core.
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         return (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()
