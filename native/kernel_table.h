@@ -47,9 +47,9 @@ struct SlabTask {
   int64_t y_stride;
   float* sums;                // [batch row][kSlabRows], for this worker alone; begins at a cache line
   int64_t row_bytes = 0;      // of a weight in rows
-  uint8_t* turned = nullptr;  // kTurnedBytes, likewise
+  uint8_t* packed = nullptr;  // kPackedScratchBytes for rows that the kernel packs, likewise
 };
-constexpr int64_t kTurnedBytes = 64 * 8 * 34;  // of Q8_0, the largest
+constexpr int64_t kPackedScratchBytes = 64 * 8 * 34;  // of Q8_0, the largest
 
 // Activations are packed before a product by tiles or with a packed weight.
 struct PackTask {
@@ -192,7 +192,7 @@ struct KernelTable {
   Slabs (*slabs)(Format, int64_t m);
   bool packs_by_default;  // packed weights are slower nowhere
   // The same for weights in rows of whole super-blocks.
-  Slabs (*turned)(Format, int64_t m);
+  Slabs (*slabs_of_rows)(Format, int64_t m);
 
   // Tiles for so many batch rows, where they are faster than rows; null where the family has none. Weights in blocks of
   // 32 have rows of whole super-blocks.

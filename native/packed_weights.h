@@ -93,7 +93,8 @@ struct Packing<BlockQ4_1> : EightWithMins<BlockQ4_1> {};
 template <>
 struct Packing<BlockQ5_1> : EightWithMins<BlockQ5_1> {};
 
-// For rows that are turned alone: packed, it would be larger than in the file. A scale is the first byte of a half.
+// Used only for rows packed while they are multiplied: stored packed, the format would be larger than in the file.
+// A scale is the first byte of a half.
 template <>
 struct Packing<BlockMXFP4> {
   static constexpr bool exists = false;

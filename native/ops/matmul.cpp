@@ -39,7 +39,7 @@ struct Ways {
     const bool packed = w.slab_stride > 0;
     const bool whole = w.k % kSuperBlock == 0;
     if (packed && table.slabs != nullptr) slabs = table.slabs(w.format, m);
-    if (!packed && whole && table.turned != nullptr) slabs = table.turned(w.format, m);
+    if (!packed && whole && table.slabs_of_rows != nullptr) slabs = table.slabs_of_rows(w.format, m);
     if (slabs.kernel == nullptr && table.tiles != nullptr && whole) tiles = table.tiles(w.format, m);
     unpacks = packed && tiles.kernel != nullptr;
     rows = (packed && !unpacks ? kGenericKernels : table).matmul(w.format);
@@ -105,7 +105,7 @@ struct MatmulRun {
   uint8_t *tile_scratch = nullptr, *batches = nullptr;
   int64_t tile_scratch_bytes = 0, rows_bytes = 0;  // of each worker; unpacked rows first
   uint8_t* slab_scratch = nullptr;
-  int64_t slab_scratch_bytes = 0;  // of each worker; what is turned first, then sums
+  int64_t slab_scratch_bytes = 0;  // of each worker: packed rows first, then sums
 
   // Memory for packed batch rows and for workers.
   void prepare(const KernelTable& table, int workers) {
@@ -130,7 +130,7 @@ struct MatmulRun {
     tile_scratch = static_cast<uint8_t*>(memory(Use::packed).get(size_t(tile_scratch_bytes * workers + bytes)));
     batches = tile_scratch + tile_scratch_bytes * workers;
     if (!any_slabs) return;
-    slab_scratch_bytes = page_stride(kTurnedBytes + kSlabRows * op.m * int64_t(sizeof(float)));
+    slab_scratch_bytes = page_stride(kPackedScratchBytes + kSlabRows * op.m * int64_t(sizeof(float)));
     slab_scratch = static_cast<uint8_t*>(memory(Use::slabs).get(size_t(slab_scratch_bytes * workers)));
   }
 
@@ -143,11 +143,11 @@ struct MatmulRun {
     const int64_t row_bytes = bytes_per_row(w.format, op.k);
     const uint8_t* const weight = w.data + (w.slab_stride > 0 ? begin / kSlabRows * w.slab_stride : begin * row_bytes);
     if (way.slabs.kernel != nullptr) {
-      uint8_t* const turned = slab_scratch + slab_scratch_bytes * worker;
+      uint8_t* const packed = slab_scratch + slab_scratch_bytes * worker;
       SlabTask t{weight, w.slab_stride, end - begin, blocks, batches + way.batch_at, op.m, y, y_stride};
-      t.sums = reinterpret_cast<float*>(turned + kTurnedBytes);
+      t.sums = reinterpret_cast<float*>(packed + kPackedScratchBytes);
       t.row_bytes = w.slab_stride > 0 ? 0 : row_bytes;
-      t.turned = turned;
+      t.packed = packed;
       return way.slabs.kernel(t);
     }
     uint8_t* const scratch = tile_scratch + tile_scratch_bytes * worker;

@@ -197,7 +197,7 @@ struct ActivationsAsA {
     __m512i four[2][4];  // [rows 0 to 3, 4 to 7][k]: of parts k, 4 + k, 8 + k and 12 + k
     for (int half = 0; half < 2; half++) {
       for (int i = 0; i < 4; i++) four[half][i] = _mm512_load_si512(from + (4 * half + i) * row_stride);
-      turn_fours(four[half]);
+      transpose_fours(four[half]);
     }
     for (int k = 0; k < 4; k += 2) {  // two neighboring parts are a vector of y
       const __m512i a = _mm512_shuffle_i32x4(four[0][k], four[1][k], 0x44);

@@ -3,7 +3,7 @@
 // so that seventeen of them cost little more than sixteen, and not what thirty-two do. (weights_as_a.h has it the other
 // way round, which lets a pair of planes meet more batch rows.)
 //
-// The B operand is [k / 4][16 rows][4 bytes]: dwords of sixteen rows of weights, turned. What belongs to a row is
+// The B operand is [k / 4][16 rows][4 bytes]: dwords of sixteen rows of weights, transposed. What belongs to a row is
 // then a lane, be it scales, mins or sums: nothing is spread over a row's values, and nothing is added across lanes.
 // The planes are those of weights_as_a.h; so are the integers.
 #pragma once
@@ -104,7 +104,7 @@ struct SixteenBlocks {
   QTENSOR_INLINE void dwords(int64_t at, __m512i (&to)[4]) const {
 #pragma GCC unroll 4
     for (int m = 0; m < 4; m++) to[m] = four_rows(m, at);
-    turn_fours(to);
+    transpose_fours(to);
   }
 };
 inline __m512 floats_of_halves(__m512i dwords) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(dwords)); }

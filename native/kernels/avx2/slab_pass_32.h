@@ -11,7 +11,7 @@
 #include "kernels/portable/always_inline.h"
 #include "kernels/portable/unpacked_blocks.h"
 #include "slab_pass.h"
-#include "turned_rows.h"
+#include "pack_rows.h"
 
 namespace qtensor {
 namespace {

@@ -8,7 +8,7 @@
 #include "kernels/x86/slabs.h"
 #include "kernels/x86/sub_blocks.h"
 #include "kernels/x86/unpacked_matmul.h"
-#include "turned_rows.h"
+#include "pack_rows.h"
 #include "unpacked_formats.h"
 
 namespace qtensor {
@@ -19,7 +19,7 @@ void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K256>(t); }
 void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K256>(t); }
 void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
-// Those with whole super-blocks are turned.
+// Rows of whole super-blocks are packed while they are multiplied.
 MatmulKernel kernel_32(Format format) {
   return with_format_32(
       format, []<class F>(F) -> MatmulKernel { return matmul_sub_blocks<typename F::Block>; },
@@ -57,7 +57,7 @@ Slabs slabs(Format format, int64_t) {
 }
 // Of the others, rows by four are faster with few batch rows, and tiles of Q4_K and Q5_K with many; with dword sums,
 // those of Q6_K as well.
-Slabs turned(Format format, int64_t m) {
+Slabs slabs_of_rows(Format format, int64_t m) {
   if (format == Format::MXFP4) return kSlabs<BlockMXFP4>;
   const bool from_few = format == Format::IQ4_XS || (format == Format::Q6_K && !kDwordSums);
   return has_blocks_of_32(format) || (from_few && m >= kTilesFromM) ? slabs(format, m) : Slabs();
@@ -66,7 +66,7 @@ Slabs turned(Format format, int64_t m) {
 constexpr KernelTable entries(const char* name) {
   KernelTable t = table_entries(name, tiles, tile_scratch_bytes);
   t.slabs = slabs;
-  t.turned = turned;
+  t.slabs_of_rows = slabs_of_rows;
   t.packs_by_default = true;
   return t;
 }

@@ -12,8 +12,8 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2;
 constexpr int kBatchGroup = 4;
 // From which M on tiles are faster than rows.
 constexpr int64_t kTilesFromM = 6;
-// Weights in rows can be turned for the passes of packed ones.
-constexpr bool kTurnsRows = true;
+// The packed kernels also multiply weights in rows, packing one block of 32 rows at a time.
+constexpr bool kPacksRows = true;
 // See AheadInOrder.
 inline bool touches_farther() { return __builtin_cpu_is("intel"); }
 

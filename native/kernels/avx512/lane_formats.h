@@ -92,7 +92,7 @@ struct LanesWithMins {
     }
     __builtin_memcpy(to.sums32, x.sums32, sizeof to.sums32);
     to.d = x.d;
-    turn_fours(size);  // [a quarter of A, of A, of B, of B][pair]
+    transpose_fours(size);  // [a quarter of A, of A, of B, of B][pair]
     __m512i all = _mm512_add_epi32(_mm512_add_epi32(size[0], size[1]), _mm512_add_epi32(size[2], size[3]));
     all = _mm512_add_epi32(all, _mm512_shuffle_i32x4(all, all, 0xb1));
     const __m512i sums = _mm512_castsi256_si512(_mm256_cvtepi16_epi32(_mm_load_si128((const __m128i*)x.sums32)));
@@ -110,8 +110,8 @@ struct LanesWithMins {
       scales[r] = _mm512_unpacklo_epi8(both, zero);
       mins[r] = _mm512_unpackhi_epi8(both, zero);
     }
-    turn_fours(scales);
-    turn_fours(mins);
+    transpose_fours(scales);
+    transpose_fours(mins);
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++) {
       _mm512_store_si512(to.scale[p], scales[p]);
@@ -207,8 +207,8 @@ struct LanesQ6_K {
       low[r] = _mm512_srai_epi16(_mm512_unpacklo_epi8(b, b), 8);
       high[r] = _mm512_srai_epi16(_mm512_unpackhi_epi8(b, b), 8);
     }
-    turn_fours(low);
-    turn_fours(high);
+    transpose_fours(low);
+    transpose_fours(high);
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++) {
       _mm512_store_si512(to.scale[p], low[p]);

@@ -9,7 +9,7 @@ namespace qtensor {
 namespace {
 
 // Four rows of 16 dwords, [row][lane][column], to [column][lane][row].
-inline void turn_fours(__m512i* r) {
+inline void transpose_fours(__m512i* r) {
   const __m512i ab = _mm512_unpacklo_epi32(r[0], r[1]), ab2 = _mm512_unpackhi_epi32(r[0], r[1]);
   const __m512i cd = _mm512_unpacklo_epi32(r[2], r[3]), cd2 = _mm512_unpackhi_epi32(r[2], r[3]);
   r[0] = _mm512_unpacklo_epi64(ab, cd);
@@ -21,7 +21,7 @@ inline void turn_fours(__m512i* r) {
 // Rows of 16 dwords to columns of 16 dwords.
 inline void transpose16(__m512i (&r)[16]) {
   __m512i t[16];
-  for (int i = 0; i < 16; i += 4) turn_fours(r + i);
+  for (int i = 0; i < 16; i += 4) transpose_fours(r + i);
   for (int i = 0; i < 4; i++) {
     t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
     t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);

@@ -12,8 +12,8 @@ namespace {
 constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4;
 // Of products of small M: batch rows that share an unpacked row.
 constexpr int kBatchGroup = 4;
-// Rows are never turned for the passes of packed weights: rows by four and tiles were faster.
-constexpr bool kTurnsRows = false;
+// Weights in rows are not packed while they are multiplied: the row kernels and tiles were faster.
+constexpr bool kPacksRows = false;
 // See AheadInOrder.
 inline bool touches_farther() { return __builtin_cpu_is("intel"); }
 

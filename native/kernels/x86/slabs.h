@@ -59,16 +59,17 @@ __attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_
   }
 }
 
-// So many rows are turned at a time: few batch rows would read too many places of memory.
+// So many rows are packed at a time: few batch rows would read too many places of memory.
 inline int64_t rows_at_once(const SlabTask& t) { return t.row_bytes > 0 && t.m <= 16 ? kGroupRows : kSlabRows; }
 
 // Passes are as even as can be, and each asks for its share of a later block. Of rows, those behind this slab's are
-// asked for, in the order of memory: one half while these are turned, the other one here.
-template <class Block, bool TURNS>
+// asked for, in the order of memory: one half while these are packed, the other one here.
+template <class Block, bool FROM_ROWS>
 void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
   using P = SlabPairs<Block>;
   constexpr int64_t kBytes = Packing<Block>::packed_bytes, kFileBytes = kGroupRows * Packing<Block>::bytes;
-  constexpr int64_t kLines = kBytes / 64 / (TURNS ? 2 : 1);
+  constexpr int64_t kLines = kBytes / 64 / (FROM_ROWS ? 2 : 1);
+  static_assert(!FROM_ROWS || kSlabRows / kGroupRows * kBytes <= kPackedScratchBytes);
   const int64_t groups = groups_of(rows);
   SlabPass<Block> each[kSlabRows / kGroupRows];
   const int64_t m = t.m, passes = (m + kMostAtOnce - 1) / kMostAtOnce;
@@ -82,12 +83,12 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
         SlabPass<Block>& pass = each[g];
         if (left == passes) {
           pass.asked = m > kMostAsking ? 0 : asked;
-          if constexpr (TURNS) {
+          if constexpr (FROM_ROWS) {
             const uint8_t* const later = slab + rows * t.row_bytes + (b * groups + g) * kFileBytes;
-            uint8_t* const turned = t.turned + g * kBytes;
+            uint8_t* const packed = t.packed + g * kBytes;
             const int64_t first = kGroupRows * g;
-            turn_group<Block>(t, slab + first * t.row_bytes + b * Packing<Block>::bytes, rows - first, later, turned);
-            begin_group(pass, turned);
+            pack_group<Block>(t, slab + first * t.row_bytes + b * Packing<Block>::bytes, rows - first, later, packed);
+            begin_group(pass, packed);
             pass.later = later + kFileBytes / 2;
           } else {
             begin_group(pass, slab);
@@ -120,8 +121,8 @@ void matmul_slabs(const SlabTask& t) {
     // Batch row by batch row, in order: strides of a row's sums were fetched ahead past their end, out of another
     // thread's.
     __builtin_memset(t.sums, 0, size_t(kSlabRows * t.m) * sizeof(float));
-    if (kTurnsRows && t.row_bytes > 0)
-      one_slab<Block, kTurnsRows>(t, slab, rows);
+    if (kPacksRows && t.row_bytes > 0)
+      one_slab<Block, kPacksRows>(t, slab, rows);
     else if (t.m == 1 && in_order >= 1)
       one_slab_in_order<Block, 1>(t, slab, groups_of(rows));
     else if (t.m == 2 && in_order >= 2)

@@ -1,4 +1,4 @@
-// Weights in rows for the passes of packed ones: a block of 32 rows is turned into a packed block in the first cache.
+// Packs one block of 32 rows into the first cache, so that the packed kernels can multiply weights in rows.
 //
 // The block is read in fours of dwords from its beginning. What lies between two dwords, as in blocks of 32 whose size
 // is no multiple of four, is joined of both.
@@ -15,10 +15,10 @@
 namespace qtensor {
 namespace {
 
-constexpr int64_t kTurnedRows = 8;  // that a register has dwords of
+constexpr int64_t kRowsAtATime = 8;  // that a register has dwords of
 
 // Four dwords of eight rows.
-QTENSOR_INLINE void turned_dwords(const uint8_t* rows, int64_t row_bytes, __m256i* v) {
+QTENSOR_INLINE void transpose_dwords(const uint8_t* rows, int64_t row_bytes, __m256i* v) {
 #pragma GCC unroll 4
   for (int r = 0; r < 4; r++) {
     const uint8_t* const row = rows + r * row_bytes;
@@ -61,54 +61,54 @@ constexpr int half_from(int byte) {
 
 // What begins `BEFORE` bytes before byte AT, where `v` begins, and within it.
 template <class P, int AT, int BEFORE = 3>
-QTENSOR_INLINE void store_turned(__m256i before, __m256i v, uint8_t* halves, uint8_t* lines) {
+QTENSOR_INLINE void store_dwords(__m256i before, __m256i v, uint8_t* halves, uint8_t* lines) {
   constexpr int kLine = line_from<P>(AT - BEFORE), kHalf = half_from<P>(AT - BEFORE);
   if constexpr (kLine >= 0)
     _mm256_store_si256((__m256i*)(lines + kLineBytes * kLine), dwords_before<BEFORE>(before, v));
   if constexpr (kHalf >= 0) store_lower_words(halves + 2 * kGroupRows * kHalf, dwords_before<BEFORE>(before, v));
-  if constexpr (BEFORE > 0) store_turned<P, AT, BEFORE - 1>(before, v, halves, lines);
+  if constexpr (BEFORE > 0) store_dwords<P, AT, BEFORE - 1>(before, v, halves, lines);
 }
 // From byte DONE on. Each four asks for a line: of all that lie in memory where a group lies, a half.
 template <class P, int DONE = 0>
-QTENSOR_INLINE void turn_from(const uint8_t* rows, int64_t row_bytes, const uint8_t* later, __m256i before,
+QTENSOR_INLINE void pack_from(const uint8_t* rows, int64_t row_bytes, const uint8_t* later, __m256i before,
                               uint8_t* halves, uint8_t* lines) {
   if constexpr (DONE + 4 <= P::bytes) {
     constexpr int kEnd = P::bytes / 4 * 4, kAt = DONE + 16 <= kEnd ? DONE : kEnd - 16;
     __builtin_prefetch(later, 0, 2);
     __m256i v[5] = {before};
-    turned_dwords(rows + kAt, row_bytes, v + 1);
-    if constexpr (kAt >= DONE) store_turned<P, kAt>(v[0], v[1], halves, lines);
-    if constexpr (kAt + 4 >= DONE) store_turned<P, kAt + 4>(v[1], v[2], halves, lines);
-    if constexpr (kAt + 8 >= DONE) store_turned<P, kAt + 8>(v[2], v[3], halves, lines);
-    store_turned<P, kAt + 12>(v[3], v[4], halves, lines);
-    turn_from<P, kAt + 16>(rows, row_bytes, later + 64, v[4], halves, lines);
+    transpose_dwords(rows + kAt, row_bytes, v + 1);
+    if constexpr (kAt >= DONE) store_dwords<P, kAt>(v[0], v[1], halves, lines);
+    if constexpr (kAt + 4 >= DONE) store_dwords<P, kAt + 4>(v[1], v[2], halves, lines);
+    if constexpr (kAt + 8 >= DONE) store_dwords<P, kAt + 8>(v[2], v[3], halves, lines);
+    store_dwords<P, kAt + 12>(v[3], v[4], halves, lines);
+    pack_from<P, kAt + 16>(rows, row_bytes, later + 64, v[4], halves, lines);
   } else if constexpr (DONE < P::bytes) {  // a half at the end
     __m256i v[4];
-    turned_dwords(rows + P::bytes - 16, row_bytes, v);
+    transpose_dwords(rows + P::bytes - 16, row_bytes, v);
     store_lower_words(halves + 2 * kGroupRows * half_from<P>(DONE), _mm256_srli_epi32(v[3], 16));
   }
 }
 template <class P>
-constexpr int64_t kAskedInTurning = kGroupRows / kTurnedRows * ((P::bytes / 4 + 3) / 4);  // lines
+constexpr int64_t kPrefetchedByPacking = kGroupRows / kRowsAtATime * ((P::bytes / 4 + 3) / 4);  // lines
 
 // One block of 32 rows; asks for so many lines from `later` on.
 template <class P>
-__attribute__((noinline)) void turn_rows(const uint8_t* rows, int64_t row_bytes, const uint8_t* later, uint8_t* to) {
+__attribute__((noinline)) void pack_rows(const uint8_t* rows, int64_t row_bytes, const uint8_t* later, uint8_t* to) {
 #pragma GCC unroll 1
-  for (int64_t r = 0; r < kGroupRows; r += kTurnedRows, rows += kTurnedRows * row_bytes) {
-    turn_from<P>(rows, row_bytes, later, _mm256_setzero_si256(), to + 2 * r, to + P::lines_at + 4 * r);
-    later += 64 * (kAskedInTurning<P> * kTurnedRows / kGroupRows);
+  for (int64_t r = 0; r < kGroupRows; r += kRowsAtATime, rows += kRowsAtATime * row_bytes) {
+    pack_from<P>(rows, row_bytes, later, _mm256_setzero_si256(), to + 2 * r, to + P::lines_at + 4 * r);
+    later += 64 * (kPrefetchedByPacking<P> * kRowsAtATime / kGroupRows);
   }
 }
 // The block at `from` in the first of `rows` rows.
 template <class Block>
-QTENSOR_INLINE void turn_group(const SlabTask& t, const uint8_t* from, int64_t rows, const uint8_t* later,
+QTENSOR_INLINE void pack_group(const SlabTask& t, const uint8_t* from, int64_t rows, const uint8_t* later,
                                uint8_t* to) {
   using P = Packing<Block>;
-  if (rows >= kGroupRows) return turn_rows<P>(from, t.row_bytes, later, to);
+  if (rows >= kGroupRows) return pack_rows<P>(from, t.row_bytes, later, to);
   uint8_t copy[kGroupRows * P::bytes] = {};  // there is nothing to read behind the last row
   for (int64_t r = 0; r < rows; r++) __builtin_memcpy(copy + r * P::bytes, from + r * t.row_bytes, P::bytes);
-  turn_rows<P>(copy, P::bytes, later, to);
+  pack_rows<P>(copy, P::bytes, later, to);
 }
 
 }  // namespace
