@@ -1,4 +1,4 @@
-// Packing transposes dwords, four of four rows at a time. One plain implementation for every machine.
+// Packing transposes four dwords of four rows at a time. There is one plain implementation for all machines.
 #include "ops/packing.h"
 
 #include <cstring>
@@ -35,7 +35,7 @@ constexpr int line_of(int dword) {
   return line;
 }
 
-// Four dwords that follow one another in the file, of all rows, to their lines.
+// Copies four dwords that are consecutive in the file, of all rows, to their lines.
 template <class P, int FIRST>
 void transpose(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
   constexpr int kFrom[4] = {P::in_file(FIRST), P::in_file(FIRST + 1), P::in_file(FIRST + 2), P::in_file(FIRST + 3)};
@@ -61,7 +61,7 @@ void transpose_all(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
   }
 }
 
-// And back: to rows of their blocks in the file.
+// The inverse: copies four lines to the rows of their blocks in the file.
 template <class P, int FIRST>
 void untranspose(const uint8_t* lines, uint8_t* rows, int64_t row_bytes) {
   constexpr int kTo[4] = {P::in_file(FIRST), P::in_file(FIRST + 1), P::in_file(FIRST + 2), P::in_file(FIRST + 3)};
@@ -90,8 +90,8 @@ void untranspose_all(const uint8_t* lines, uint8_t* rows, int64_t row_bytes) {
   }
 }
 
-// So that pages of a file are met in order (by rows in turns it took ten times as long to map them), and memory is
-// fetched ahead.
+// Touches the pages of a file in order, because mapping them row by row took ten times as long, and lets the hardware
+// prefetch.
 void read_in_order(const uint8_t* from, int64_t bytes) {
   uint8_t all = 0;
   for (int64_t at = 0; at < bytes; at += 64) all ^= from[at];
