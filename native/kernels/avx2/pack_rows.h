@@ -1,7 +1,7 @@
-// Packs one block of 32 rows into the first cache, so that the packed kernels can multiply weights in rows.
+// Packs one block of 32 rows into L1, so that the packed kernels can multiply weights in rows.
 //
-// The block is read in fours of dwords from its beginning. What lies between two dwords, as in blocks of 32 whose size
-// is no multiple of four, is joined of both.
+// The block is read four dwords at a time from its beginning. In formats whose size is not a multiple of four, a dword
+// of a line overlaps two of these dwords and is combined from both.
 #pragma once
 
 #include <immintrin.h>
@@ -15,9 +15,9 @@
 namespace qtensor {
 namespace {
 
-constexpr int64_t kRowsAtATime = 8;  // that a register has dwords of
+constexpr int64_t kRowsAtATime = 8;  // a register holds a dword of each
 
-// Four dwords of eight rows.
+// Transposes four dwords of eight rows: v[i] becomes dword i of all rows.
 QTENSOR_INLINE void transpose_dwords(const uint8_t* rows, int64_t row_bytes, __m256i* v) {
 #pragma GCC unroll 4
   for (int r = 0; r < 4; r++) {
@@ -33,7 +33,7 @@ QTENSOR_INLINE void transpose_dwords(const uint8_t* rows, int64_t row_bytes, __m
   v[2] = _mm256_unpacklo_epi64(ab2, cd2);
   v[3] = _mm256_unpackhi_epi64(ab2, cd2);
 }
-// The dwords `BYTES` bytes before those of `v`, in front of which are `before`.
+// The dwords that begin `BYTES` bytes before those of `v`; `before` holds the dwords preceding `v`.
 template <int BYTES>
 QTENSOR_INLINE __m256i dwords_before(__m256i before, __m256i v) {
   if constexpr (BYTES == 0) return v;
@@ -44,7 +44,7 @@ QTENSOR_INLINE void store_lower_words(uint8_t* to, __m256i v) {
   _mm_store_si128((__m128i*)to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0xd8)));
 }
 
-// The line, or the half line, that comes from there in the file's block; or -1.
+// The line, or half line, that begins at this byte of the file's block; -1 if there is none.
 template <class P>
 constexpr int line_from(int byte) {
   for (int u = 0; u < P::lines; u++)
@@ -59,7 +59,7 @@ constexpr int half_from(int byte) {
   return -1;
 }
 
-// What begins `BEFORE` bytes before byte AT, where `v` begins, and within it.
+// Stores the lines and half lines that begin 0 to `BEFORE` bytes before byte AT, at which `v` begins.
 template <class P, int AT, int BEFORE = 3>
 QTENSOR_INLINE void store_dwords(__m256i before, __m256i v, uint8_t* halves, uint8_t* lines) {
   constexpr int kLine = line_from<P>(AT - BEFORE), kHalf = half_from<P>(AT - BEFORE);
@@ -68,7 +68,7 @@ QTENSOR_INLINE void store_dwords(__m256i before, __m256i v, uint8_t* halves, uin
   if constexpr (kHalf >= 0) store_lower_words(halves + 2 * kGroupRows * kHalf, dwords_before<BEFORE>(before, v));
   if constexpr (BEFORE > 0) store_dwords<P, AT, BEFORE - 1>(before, v, halves, lines);
 }
-// From byte DONE on. Each four asks for a line: of all that lie in memory where a group lies, a half.
+// Packs from byte DONE on. Each four dwords of eight rows prefetch one line, half of the lines of a later group.
 template <class P, int DONE = 0>
 QTENSOR_INLINE void pack_from(const uint8_t* rows, int64_t row_bytes, const uint8_t* later, __m256i before,
                               uint8_t* halves, uint8_t* lines) {
@@ -82,16 +82,16 @@ QTENSOR_INLINE void pack_from(const uint8_t* rows, int64_t row_bytes, const uint
     if constexpr (kAt + 8 >= DONE) store_dwords<P, kAt + 8>(v[2], v[3], halves, lines);
     store_dwords<P, kAt + 12>(v[3], v[4], halves, lines);
     pack_from<P, kAt + 16>(rows, row_bytes, later + 64, v[4], halves, lines);
-  } else if constexpr (DONE < P::bytes) {  // a half at the end
+  } else if constexpr (DONE < P::bytes) {  // the block ends in a half
     __m256i v[4];
     transpose_dwords(rows + P::bytes - 16, row_bytes, v);
     store_lower_words(halves + 2 * kGroupRows * half_from<P>(DONE), _mm256_srli_epi32(v[3], 16));
   }
 }
 template <class P>
-constexpr int64_t kPrefetchedByPacking = kGroupRows / kRowsAtATime * ((P::bytes / 4 + 3) / 4);  // lines
+constexpr int64_t kPrefetchedByPacking = kGroupRows / kRowsAtATime * ((P::bytes / 4 + 3) / 4);  // in lines
 
-// One block of 32 rows; asks for so many lines from `later` on.
+// Packs one block of 32 rows and prefetches kPrefetchedByPacking lines, beginning at `later`.
 template <class P>
 __attribute__((noinline)) void pack_rows(const uint8_t* rows, int64_t row_bytes, const uint8_t* later, uint8_t* to) {
 #pragma GCC unroll 1
@@ -100,13 +100,13 @@ __attribute__((noinline)) void pack_rows(const uint8_t* rows, int64_t row_bytes,
     later += 64 * (kPrefetchedByPacking<P> * kRowsAtATime / kGroupRows);
   }
 }
-// The block at `from` in the first of `rows` rows.
+// Packs the block at `from` of up to 32 rows; `rows` is the number of rows that exist.
 template <class Block>
 QTENSOR_INLINE void pack_group(const SlabTask& t, const uint8_t* from, int64_t rows, const uint8_t* later,
                                uint8_t* to) {
   using P = Packing<Block>;
   if (rows >= kGroupRows) return pack_rows<P>(from, t.row_bytes, later, to);
-  uint8_t copy[kGroupRows * P::bytes] = {};  // there is nothing to read behind the last row
+  uint8_t copy[kGroupRows * P::bytes] = {};  // memory after the last row must not be read
   for (int64_t r = 0; r < rows; r++) __builtin_memcpy(copy + r * P::bytes, from + r * t.row_bytes, P::bytes);
   pack_rows<P>(copy, P::bytes, later, to);
 }

@@ -1,4 +1,4 @@
-// Kernels for AVX2 with FMA and F16C, and, compiled once more, with AVX-VNNI.
+// Kernels for AVX2 with FMA and F16C; compiled a second time with AVX-VNNI.
 #include "batch_lanes.h"
 #include "integer_kernels.h"
 #include "kernel_table.h"
@@ -19,7 +19,7 @@ void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K256>(t); }
 void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K256>(t); }
 void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
-// Rows of whole super-blocks are packed while they are multiplied.
+// For rows whose length is not a multiple of 256; other rows are packed while they are multiplied.
 MatmulKernel kernel_32(Format format) {
   return with_format_32(
       format, []<class F>(F) -> MatmulKernel { return matmul_sub_blocks<typename F::Block>; },
@@ -55,8 +55,8 @@ constexpr Slabs kSlabs{matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>};
 Slabs slabs(Format format, int64_t) {
   return with_packing(format, []<class Block>(Block) { return kSlabs<Block>; }, [] { return Slabs(); });
 }
-// Of the others, rows by four are faster with few batch rows, and tiles of Q4_K and Q5_K with many; with dword sums,
-// those of Q6_K as well.
+// Other formats and sizes are faster otherwise: with few batch rows by four rows together, with many by tiles (Q4_K and
+// Q5_K; with dword sums, also Q6_K).
 Slabs slabs_of_rows(Format format, int64_t m) {
   if (format == Format::MXFP4) return kSlabs<BlockMXFP4>;
   const bool from_few = format == Format::IQ4_XS || (format == Format::Q6_K && !kDwordSums);

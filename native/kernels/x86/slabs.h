@@ -59,7 +59,7 @@ __attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_
   }
 }
 
-// Rows that are packed or read together. With few batch rows, 64 rows in the layout of the file are too many places.
+// Rows that are multiplied together. With weights in rows and few batch rows, 64 rows would be too many places to read.
 inline int64_t rows_at_once(const SlabTask& t) { return t.row_bytes > 0 && t.m <= 16 ? kGroupRows : kSlabRows; }
 
 // Batch rows are distributed evenly over passes, and each pass prefetches its share of a later block. With weights in
