@@ -29,8 +29,7 @@ struct MatmulTask {
   float* y;
   int64_t y_stride;  // floats between batch rows of y
   int64_t row_begin, row_end;
-  int64_t
-      slab_stride;  // of a packed weight (generic kernels only); row_end is then the end of a slab or of the matrix
+  int64_t slab_stride;  // of a packed weight (generic kernels only); row_end is then the end of a slab or of the matrix
 };
 
 // The same product with a packed weight (packed_weights.h): whole slabs, or up to the last row. With row_bytes, the

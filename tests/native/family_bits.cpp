@@ -188,12 +188,13 @@ void rows_packed_case(Format f, const MatmulTask& task, const float* expected, c
   const Slabs slabs = tested.slabs_of_rows == nullptr ? Slabs() : tested.slabs_of_rows(f, task.m);
   if (slabs.kernel == nullptr || task.k % kSuperBlock != 0) return;
   const int64_t blocks = task.blocks_per_row, rows = task.row_end, count = task.m * rows;
-  Guarded<uint8_t> batch(task.m * blocks * slabs.packing->block_bytes, later, 64), scratch(kPackedScratchBytes, later, 64);
+  Guarded<uint8_t> batch(task.m * blocks * slabs.packing->block_bytes, later, 64),
+      scratch(kPackedScratchBytes, later, 64);
   const PackTask packing{task.blocks, task.blocks_32, blocks, task.m, batch.data()};
   for (int64_t j = 0; j < task.m; j++) slabs.packing->row(packing, j);
   Guarded<float> sums(kSlabRows * task.m, later, 64), y(count, later);
   slabs.kernel({task.weight, 0, rows, blocks, batch.data(), task.m, y.data(), rows, sums.data(), task.row_bytes,
-                 scratch.data()});
+                scratch.data()});
   same_numbers(what + ", packed while multiplied", y.data(), expected, count);
 }
 

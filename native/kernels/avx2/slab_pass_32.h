@@ -11,8 +11,8 @@
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
 #include "kernels/portable/unpacked_blocks.h"
-#include "slab_pass.h"
 #include "pack_rows.h"
+#include "slab_pass.h"
 
 namespace qtensor {
 namespace {
@@ -116,8 +116,7 @@ struct FiveBits {
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int s, int i) {
     __m256i fifth = line(w, FIRST + 5 * s);
-    __asm__ volatile(""
-                     : "+x"(fifth));  // otherwise gcc unpacks the bits of all steps at once, to the stack
+    __asm__ volatile("" : "+x"(fifth));  // otherwise gcc unpacks the bits of all steps at once, to the stack
     return {line(w, FIRST + 5 * s + 1 + i), fifth};
   }
   QTENSOR_INLINE static __m256i with_fifth_bits(__m256i v, __m256i bits, int first) {
