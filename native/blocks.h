@@ -1,5 +1,5 @@
-// The quantized blocks of GGUF, byte for byte as they lie in the file, and the block activations are quantized to.
-// Source of the layouts: ggml's ggml-common.h. All little-endian; `half` fields hold IEEE binary16 bits.
+// The quantized blocks of GGUF, byte for byte as in the file, and the blocks to which activations are quantized.
+// Source of the layouts: ggml's ggml-common.h. All are little-endian; `half` fields hold IEEE binary16 bits.
 #pragma once
 
 #include <cstddef>
@@ -68,7 +68,7 @@ struct BlockQ6_K {
   uint8_t ql[128];
   uint8_t qh[64];
   int8_t scales[16];
-  half d;  // last, so the block is only 2-byte aligned
+  half d;  // last, so the block is aligned to 2 bytes only
 };
 struct BlockQ5_0 {
   half d;
@@ -87,7 +87,7 @@ struct BlockMXFP4 {
   uint8_t qs[16];
 };
 struct BlockQ2_K {
-  uint8_t scales[16];  // a scale in the low four bits, a min in the high ones
+  uint8_t scales[16];  // a scale in the low four bits, a min in the high four
   uint8_t qs[64];
   half d, dmin;
 };
@@ -104,11 +104,11 @@ struct BlockIQ4_XS {
 };
 struct BlockIQ2_XXS {
   half d;
-  uint8_t qs[64];  // of each 32 values: four grid numbers, then four times seven bits of signs and four of a scale
+  uint8_t qs[64];  // for each 32 values: four grid row numbers, then four times seven sign bits and a 4-bit scale
 };
 struct BlockIQ2_XS {
   half d;
-  uint16_t qs[32];  // nine bits of a grid number, seven of signs
+  uint16_t qs[32];  // nine bits of a grid row number, seven of signs
   uint8_t scales[8];
 };
 struct BlockIQ2_S {
@@ -118,7 +118,7 @@ struct BlockIQ2_S {
 struct BlockIQ3_XXS {
   half d;
   uint8_t qs[64];
-  uint8_t scales[32];  // four bytes for each 32 values: four times seven bits of signs and four of a scale
+  uint8_t scales[32];  // four bytes for each 32 values: four times seven sign bits and a scale of four bits
 };
 struct BlockIQ3_S {
   half d;
@@ -127,14 +127,14 @@ struct BlockIQ3_S {
 struct BlockIQ1_S {
   half d;
   uint8_t qs[32];
-  uint16_t qh[8];  // four times three bits of grid numbers, three of a scale, one of the shift
+  uint16_t qh[8];  // four times three bits of grid row numbers, three of a scale, one of the shift
 };
 struct BlockIQ1_M {
   uint8_t qs[32], qh[16];
-  uint16_t scales[4];  // four times three bits each, and four bits of the half d
+  uint16_t scales[4];  // each has four scales of three bits and four bits of the half d
 };
 struct BlockTQ1_0 {
-  uint8_t qs[48], qh[4];  // five digits of three in a byte, four in the last ones
+  uint8_t qs[48], qh[4];  // five ternary digits per byte; qh has four per byte
   half d;
 };
 struct BlockTQ2_0 {
@@ -157,8 +157,8 @@ static_assert(sizeof(BlockIQ2_S) == 82 && sizeof(BlockIQ3_XXS) == 98 && sizeof(B
 static_assert(sizeof(BlockIQ1_S) == 50 && sizeof(BlockIQ1_M) == 56);
 static_assert(sizeof(BlockTQ1_0) == 54 && sizeof(BlockTQ2_0) == 66);
 
-// 256 activations as signed bytes with one scale: x ~ d * q. The sums serve the mins of Q4_K and Q5_K and the offset of
-// Q6_K. A row whose length is not a multiple of 256 ends in a block padded with zeros.
+// 256 activations as signed bytes with one scale: x ~ d * q. The sums are used for the mins of Q4_K and Q5_K and the
+// offset of Q6_K. A row whose length is not a multiple of 256 ends in a block padded with zeros.
 struct alignas(64) BlockQ8K {
   int8_t q[256];
   int16_t sums16[16];  // of 16 consecutive q
@@ -168,7 +168,7 @@ struct alignas(64) BlockQ8K {
 };
 static_assert(sizeof(BlockQ8K) == 320 && offsetof(BlockQ8K, sums16) == 256 && offsetof(BlockQ8K, d) == 304);
 
-// The same for weights in blocks of 32: eight blocks of activations with a scale each, x ~ d[i] * q.
+// 256 activations for weights in blocks of 32: each 32 activations have a scale, x ~ d[i] * q.
 struct alignas(64) BlockQ8x32 {
   int8_t q[256];
   float d[8];
@@ -180,7 +180,7 @@ constexpr bool has_blocks_of_32(Format f) {
   return f == Format::Q4_0 || f == Format::Q4_1 || f == Format::Q5_0 || f == Format::Q5_1 || f == Format::Q8_0 ||
          f == Format::IQ4_NL || f == Format::MXFP4;
 }
-constexpr bool has_grids(Format f) {  // of grids.h
+constexpr bool has_grids(Format f) {  // whether the format uses the tables in grids.h
   return f == Format::IQ2_XXS || f == Format::IQ2_XS || f == Format::IQ2_S || f == Format::IQ3_XXS ||
          f == Format::IQ3_S || f == Format::IQ1_S || f == Format::IQ1_M;
 }

@@ -1,11 +1,11 @@
 // The contract between the dispatcher and the kernels: one table of function pointers per instruction set.
 //
-// One arithmetic, one answer: every table must give the bits of the generic one. Dot products over quantized blocks are
-// exact integers; floats meet once per 256 values, or per 32 where a format has a scale for so many, in the order
-// written at each entry, with fused multiply-add; float reductions run over a virtual vector of 16 lanes that is
-// reduced as (l, l+8), (l, l+4), (l, l+2), (l, l+1).
+// Every table must give the bits of the generic one. Dot products over quantized blocks are exact integers. There is
+// one float step per 256 values, or per 32 for formats with a scale for 32, in the order specified at each entry, with
+// fused multiply-add. Float reductions use a virtual vector of 16 lanes, which is reduced as (l, l+8), (l, l+4),
+// (l, l+2), (l, l+1).
 //
-// Kernels never allocate, throw or print. Their callers have checked every size.
+// Kernels never allocate, throw or print. Their callers have checked all sizes.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,8 @@
 
 namespace qtensor {
 
-// y[j][n] = dot(row n of the weight, row j of the batch) for n in [row_begin, row_end) and the M rows of the batch.
-// Here a `row` alone is one of the weight. What Python calls a row is a row of the batch: it turns round in this
-// product, for to the kernels a row of the batch is a column of what they pack, of a tile, or a lane of a vector.
+// y[j][n] = dot(row n of the weight, row j of the batch) for n in [row_begin, row_end) and the m rows of the batch.
+// In the kernels, `row` alone means a row of the weight; Python's rows are batch rows here.
 struct MatmulTask {
   const uint8_t* weight;        // first row of the matrix
   int64_t row_bytes;            // distance between rows
@@ -30,12 +29,11 @@ struct MatmulTask {
   float* y;
   int64_t y_stride;  // floats between batch rows of y
   int64_t row_begin, row_end;
-  int64_t
-      slab_stride;  // of a packed weight, which the generic kernels take; its end is that of a slab or of the matrix
+  int64_t slab_stride;  // of a packed weight (generic kernels only); row_end is then the end of a slab or of the matrix
 };
 
-// The same product with a packed weight (packed_weights.h), from its first slab on: whole slabs or to its last row. Or
-// with one in rows, of which a block of 64 at most is packed at a time.
+// The same product with a packed weight (packed_weights.h): whole slabs, or up to the last row. With row_bytes, the
+// weight is in rows, and the kernel packs one block of up to 64 rows at a time.
 struct SlabTask {
   const uint8_t* weight;
   int64_t slab_stride;  // bytes from slab to slab
@@ -45,11 +43,11 @@ struct SlabTask {
   int64_t m;
   float* y;
   int64_t y_stride;
-  float* sums;                // [batch row][kSlabRows], for this worker alone; begins at a cache line
-  int64_t row_bytes = 0;      // of a weight in rows
-  uint8_t* turned = nullptr;  // kTurnedBytes, likewise
+  float* sums;                // [batch row][kSlabRows], for this worker only; begins at a cache line
+  int64_t row_bytes = 0;      // of a weight in rows; 0: the weight is packed
+  uint8_t* packed = nullptr;  // kPackedScratchBytes for rows that the kernel packs; as for sums
 };
-constexpr int64_t kTurnedBytes = 64 * 8 * 34;  // of Q8_0, the largest
+constexpr int64_t kPackedScratchBytes = 64 * 8 * 34;  // for Q8_0, the largest
 
 // Activations are packed before a product by tiles or with a packed weight.
 struct PackTask {
@@ -58,33 +56,33 @@ struct PackTask {
   int64_t blocks, m;
   uint8_t* packed;
 };
-// For packed weights: row after row.
+// How batch rows are packed for packed weights: one call per batch row.
 struct SlabPacking {
   int64_t block_bytes;  // of a batch row
   void (*row)(const PackTask&, int64_t row);
 };
-// For tiles: one call for each 16 batch rows and each block.
+// How batch rows are packed for tiles: one call for each 16 batch rows and each block.
 struct TilePacking {
   int64_t (*bytes)(int64_t blocks, int64_t m);
   void (*block)(const PackTask&, int64_t tile, int64_t block);
 };
 
-// The same product for large M by kernels that work on tiles of 16 x 16. Rows come in multiples of 16.
+// The same product for large M by kernels that process tiles of 16 x 16. The number of rows is a multiple of 16.
 struct TileTask {
   const uint8_t* weight;
   int64_t row_bytes;
   int64_t blocks;         // per row
-  const uint8_t* packed;  // every M tile, packed for the format; begins at a page, for speed alone
+  const uint8_t* packed;  // all batch rows, packed for the format; begins at a page, only for speed
   int64_t m;
   float* y;
   int64_t y_stride;
   int64_t row_begin, row_end;
-  bool past_cache;   // y is too large to be kept in a cache, and its batch rows begin at cache lines
-  uint8_t* scratch;  // tile_scratch_bytes(m), for this worker alone; begins at a page as well
+  bool past_cache;   // use streaming stores: y is too large for a cache, and its rows begin at cache lines
+  uint8_t* scratch;  // tile_scratch_bytes(m), for this worker only; begins at a page, only for speed
 };
 
-// Causal attention of `queries` vectors that share one KV head, over halves. Query i sees positions [0, limits[i]).
-// Keys lie as [dim][kTilePositions] halves per tile, values as [kTilePositions][dim].
+// Causal attention over halves of `queries` vectors that share one KV head. Query i sees positions [0, limits[i]).
+// Keys are stored as [dim][kTilePositions] halves per tile, values as [kTilePositions][dim].
 // Per tile, in order of position: s_j = scale * (fma chain over dim); m' = max(m, max_j s_j); p_j = exp(s_j - m');
 // l = fma(l, exp(m - m'), reduce16(p)); o = o * exp(m - m') then o = fma(p_j, v_j, o) in order of j. Result o / l.
 struct AttentionTask {
@@ -102,13 +100,13 @@ static constexpr int64_t attention_scratch_floats(int64_t queries, int64_t dim) 
   return queries * (dim + kTilePositions + 2) + 64;
 }
 
-// The same over a cache of bytes or less. q is rotated and rounded to bytes, q = dq * bytes; keys are k = dk_j * bytes,
-// values v = dv_j * bytes. Per tile, in order of position, everything in units of log2:
+// The same over a cache with 8 bits or less. q is rotated and rounded to bytes, q = dq * bytes; keys are
+// k = dk_j * bytes, values v = dv_j * bytes. Per tile, in order of position, all in units of log2:
 //   s_j = float(exact sum q k) * (dk_j * u), u = dq * scale * log2(e)
 //   m' = max(m, max_j s_j);  p_j = exp2(s_j - m');  c = exp2(m - m');  l = fma(l, c, reduce16(p))
 //   w_j = p_j * dv_j;  t = max_j w_j;  P_j = round_to_even(w_j * (32767 / t)), 15 bits of the tile's largest
 //   o = fma(float(exact sum P_j v_j), t / 32767, o * c)
-// t < 1e-30 leaves o * c. The result is o / l, rotated back. NaN in what is stored shows as NaN.
+// If t < 1e-30, o becomes o * c. The result is o / l, rotated back. NaN in the cache gives NaN.
 struct ByteAttentionTask {
   const float* const* q;
   float* const* out;
@@ -116,13 +114,13 @@ struct ByteAttentionTask {
   int64_t queries;
   int64_t dim;  // multiple of 16, at most kMostByteDim
   CacheFormat format;
-  const uint8_t* const* tiles;   // a head's 128 positions each, in `format`
-  const uint8_t* const* window;  // below 8 bits: the same in k8v8, for tile 0 and for the tile a query itself stands in
+  const uint8_t* const* tiles;   // 128 positions of the head each, in `format`
+  const uint8_t* const* window;  // below 8 bits: the same in k8v8, for tile 0 and for the tile of each query's position
   float scale;
-  bool by_tiles;     // where the family has tiles for it; the bits are the same
+  bool by_tiles;     // use AMX tiles if the family has them; the bits are the same
   uint8_t* scratch;  // byte_attention_scratch(queries, dim), aligned to 64
 };
-constexpr int64_t kMostByteDim = 1024;  // up to here a sum of byte products fits a float's 24 bits
+constexpr int64_t kMostByteDim = 1024;  // up to this, a sum of byte products fits the 24 bits of a float
 static constexpr int64_t byte_attention_scratch(int64_t queries, int64_t dim) {
   return queries * (6 * dim + 64) + 320 * dim + 45056;
 }
@@ -130,7 +128,7 @@ static constexpr int64_t byte_attention_scratch(int64_t queries, int64_t dim) {
 using MatmulKernel = void (*)(const MatmulTask&);
 using TileKernel = void (*)(const TileTask&);
 using SlabKernel = void (*)(const SlabTask&);
-// Kernels that want batch rows packed, and how; without a kernel where there is none.
+// A kernel that needs packed batch rows, and how to pack them; kernel is null if the family has none.
 struct Tiles {
   TileKernel kernel = nullptr;
   const TilePacking* packing = nullptr;
@@ -146,15 +144,15 @@ struct KernelTable {
   // d = max|x| / 127; q = round_to_even(x * (127 / max|x|)). max|x| < 1e-30 gives d = 0; NaN or Inf gives d = NaN; q =
   // 0.
   void (*quantize_q8k)(const float* x, int64_t k, BlockQ8K* out);
-  // The same for each 32 values.
+  // The same, with a d for each 32 values.
   void (*quantize_q8x32)(const float* x, int64_t k, BlockQ8x32* out);
 
-  // Products with rows of any block format, or null for one the family does not know.
+  // Products with weights in rows; null for formats without a kernel.
   // K-quants, per 256-block b in order: f = float(sum q*sc*x) * d; with mins f = fma(-float(sum m*sums), dmin, f);
-  // acc = fma(f, dx, acc). Other blocks of 256 (kernels/portable/unpacked_blocks.h takes them apart) the same, d times
-  // the format's step first.
-  // Blocks of 32, of which weights and activations have a scale each: per 256 values f = 0, then per block in order
-  // f = fma(float(sum q*x), d * dx, f), where it has a min (Q4_1, Q5_1) also f = fma(float(sum x) * dx, m, f);
+  // acc = fma(f, dx, acc). Other blocks of 256 (kernels/portable/unpacked_blocks.h) the same, with d multiplied by the
+  // format's step first.
+  // Blocks of 32, with a scale each for weights and activations: per 256 values f = 0, then per block in order
+  // f = fma(float(sum q*x), d * dx, f), with a min (Q4_1, Q5_1) also f = fma(float(sum x) * dx, m, f);
   // acc = acc + f.
   // Floats: lane l takes fma(w, x, acc) over k = l, l+16, ...; then the reduction.
   MatmulKernel (*matmul)(Format);
@@ -172,32 +170,32 @@ struct KernelTable {
   // Rounds to half, to nearest even.
   void (*to_half)(const float* x, int64_t n, half* out);
   void (*attention)(const AttentionTask&);
-  // Rotates one head (kernels/portable/head_vectors.h) and rounds it for the cache: with 8 bits top = max|x|, scale =
-  // half(top / 127), levels = 128 + round_to_even(x * (1 / scale)); with less the numbers of the nearest levels.
+  // Rotates one head (kernels/portable/head_vectors.h) and rounds it for the cache. With 8 bits, top = max|x|, scale =
+  // half(top / 127), levels = 128 + round_to_even(x * (1 / scale)). With less, levels are numbers of nearest levels.
   void (*round_head)(const float* x, int64_t dim, int bits, uint8_t* levels, half* scale);
   void (*attention_bytes)(const ByteAttentionTask&);
 
-  // No operations but ceilings. The exclusive or of the 64-bit words of so many cache lines, which are read in order
-  // (1), or in 2 or 4 places at a time:
+  // For measuring the limits of the machine. The exclusive or of the 64-bit words of `lines` cache lines, which are
+  // read in order (places = 1), or in 2 or 4 places at a time:
   uint64_t (*read_lines)(const uint8_t* data, int64_t lines, int places);
   // `rounds` times `peak_products` byte products in registers; `random` holds 4096 bytes.
   int32_t (*byte_peak)(const int8_t* random, int64_t rounds);
   int64_t peak_products;
 
-  // Rows of a sequence that attention over bytes best takes together by tiles (0: the family has none for it).
+  // Rows of a sequence that attention over bytes processes together with AMX tiles; 0 if the family has none.
   int64_t attention_tile_rows;
 
-  // Packed weights for so many batch rows, where they are faster than tiles of rows that are unpacked first; null where
-  // the family has kernels for none.
+  // Kernels for packed weights and m batch rows, if they are faster than tiles that unpack rows first. Null if the
+  // family has none.
   Slabs (*slabs)(Format, int64_t m);
-  bool packs_by_default;  // packed weights are slower nowhere
-  // The same for weights in rows of whole super-blocks.
-  Slabs (*turned)(Format, int64_t m);
+  bool packs_by_default;  // packed weights are never slower
+  // The same for weights in rows whose length is a multiple of 256.
+  Slabs (*slabs_of_rows)(Format, int64_t m);
 
-  // Tiles for so many batch rows, where they are faster than rows; null where the family has none. Weights in blocks of
-  // 32 have rows of whole super-blocks.
+  // Tiles for m batch rows, if they are faster than row kernels. Null if the family has none. The length of a row is
+  // then a multiple of 256.
   Tiles (*tiles)(Format, int64_t m);
-  int64_t tile_rows;  // of the weight, that are best taken together
+  int64_t tile_rows;  // rows of the weight per work item
   int64_t (*tile_scratch_bytes)(int64_t m);
 };
 
@@ -206,11 +204,11 @@ extern const KernelTable kGenericKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvxVnniKernels;
 extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAmxKernels;  // what tiles do otherwise; null where AVX-512's entry serves as well
+extern const KernelTable kAmxKernels;  // entries that use tiles; the others are null and taken from AVX-512
 struct TileKernelsWithMins {
   TileKernel q4_k, q5_k;
 };
-extern const TileKernelsWithMins kAmxKernelsWithMins;  // apart, for they take as long to compile as all else
+extern const TileKernelsWithMins kAmxKernelsWithMins;  // in another object, to compile in parallel
 #endif
 #if defined(QTENSOR_ARM64)
 extern const KernelTable kNeonKernels;

@@ -1,10 +1,11 @@
-// Weights packed for vectors: line u of a packed block is dword u of the block in the file of each of 32 rows. Nothing
-// within a dword changes, so scales and values lie as the file has them, and a row is a lane.
+// The layout of packed weights. A packed block holds 256 values of each of 32 rows: one block of the file per row, or
+// eight blocks of 32. It consists of lines: line u is one dword of each row, so that a row is a lane of a vector. The
+// bytes within a dword are those of the file.
 //
-// A slab is 64 rows: [block][two groups of 32]. It is read from end to end, in order, while a block of the batch rows
-// meets 64 rows of the weight. A packed block has 256 values: one block of the file, or eight of 32. Lines lie in the
-// order in which kernels want them; what is no dword (the d of Q6_K and of blocks of 32) is half a line before them.
-// The last slab may have only one group; what is beyond the last row is zeros.
+// A slab is 64 rows: [block][two groups of 32 rows]. Kernels read it from beginning to end while they multiply a block
+// of 64 rows with the same block of all batch rows. Lines are in the order in which kernels use them. A d that is not
+// part of a dword (Q6_K and most blocks of 32) is stored before the lines, as half a line. The last slab may have only
+// one group; rows beyond the last one are zeros.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ constexpr int64_t kSlabRows = 64, kGroupRows = 32, kLineBytes = 4 * kGroupRows;
 
 constexpr int64_t groups_of(int64_t rows) { return rows > kGroupRows ? 2 : 1; }
 
-// Where line i and half i come from in the file's blocks is all that a format adds to this.
+// Base of Packing. A format adds the positions in the file's blocks from which line i and half line i are taken.
 template <class Block, int HALVES, int FILE_BLOCKS = 1>
 struct PackedBlock {
   static constexpr bool exists = true;
@@ -30,7 +31,7 @@ struct PackedBlock {
 };
 
 template <class Block>
-struct Packing {  // of most formats there is none
+struct Packing {  // for most formats, none exists
   static constexpr bool exists = false;
 };
 template <>
@@ -41,7 +42,7 @@ struct Packing<BlockQ4_K> : PackedBlock<BlockQ4_K, 0> {  // d and dmin, three dw
   }  // 64 chunk + 4 four, and 32 farther
 };
 template <>
-struct Packing<BlockQ5_K> : PackedBlock<BlockQ5_K, 0> {  // fifth bits and the first values in turns, then the others
+struct Packing<BlockQ5_K> : PackedBlock<BlockQ5_K, 0> {  // fifth bits and the first values alternate, then the others
   static constexpr int dword(int i) {
     return i < 4 ? 4 * i : i < 20 ? (i % 2 ? 48 : 16) + (i - 4) / 2 * 4 : 48 + 4 * (i - 12);
   }
@@ -50,7 +51,7 @@ struct Packing<BlockQ5_K> : PackedBlock<BlockQ5_K, 0> {  // fifth bits and the f
 };
 template <>
 struct Packing<BlockQ6_K> : PackedBlock<BlockQ6_K, 1> {
-  // Scales; of each 128 values upper bits and the first 32 bytes of lower ones in turns, then the others.
+  // Scales; then for each 128 values, upper bits and the first 32 bytes of lower bits alternate, then the others.
   static constexpr int dword(int i) {
     if (i < 4) return 192 + 4 * i;
     const int n = (i - 4) / 24, at = (i - 4) % 24;
@@ -65,16 +66,16 @@ template <>
 struct Packing<BlockIQ4_XS> : PackedBlock<BlockIQ4_XS, 0> {  // d and upper bits of scales, lower bits of scales, values
   static constexpr int dword(int i) { return 4 * i; }
 };
-// Eight blocks of 32 with a half in front of each, and those whose two halves are a dword.
+// Eight blocks of 32 that begin with a half, or (EightWithMins) with two halves, which are a dword.
 template <class Block>
 struct EightWithHalves : PackedBlock<Block, 8, 8> {
-  static constexpr int dwords = int(sizeof(Block)) / 4;  // of each block
+  static constexpr int dwords = int(sizeof(Block)) / 4;  // per block
   static constexpr int in_file(int i) { return i / dwords * int(sizeof(Block)) + 2 + i % dwords * 4; }
   static constexpr int dword(int i) { return in_file(i); }
   static constexpr int half(int i) { return i * int(sizeof(Block)); }
 };
 template <class Block>
-struct EightWithMins : PackedBlock<Block, 0, 8> {  // the eight of d and m first
+struct EightWithMins : PackedBlock<Block, 0, 8> {  // the eight dwords of d and m first
   static constexpr int size = int(sizeof(Block)), others = size / 4 - 1;
   static constexpr int dword(int i) { return i < 8 ? size * i : (i - 8) / others * size + 4 + (i - 8) % others * 4; }
 };
@@ -85,7 +86,7 @@ struct Packing<BlockIQ4_NL> : EightWithHalves<BlockIQ4_NL> {};
 template <>
 struct Packing<BlockQ5_0> : EightWithHalves<BlockQ5_0> {};
 template <>
-struct Packing<BlockQ8_0> : EightWithHalves<BlockQ8_0> {  // values 16 apart in turns
+struct Packing<BlockQ8_0> : EightWithHalves<BlockQ8_0> {  // values 16 apart alternate
   static constexpr int dword(int i) { return in_file(i / 8 * 8 + i % 2 * 4 + i % 8 / 2); }
 };
 template <>
@@ -93,7 +94,8 @@ struct Packing<BlockQ4_1> : EightWithMins<BlockQ4_1> {};
 template <>
 struct Packing<BlockQ5_1> : EightWithMins<BlockQ5_1> {};
 
-// For rows that are turned alone: packed, it would be larger than in the file. A scale is the first byte of a half.
+// Used only for rows that are packed while they are multiplied: stored packed, the format would be larger than in the
+// file. A scale is the first byte of a half.
 template <>
 struct Packing<BlockMXFP4> {
   static constexpr bool exists = false;
@@ -103,7 +105,7 @@ struct Packing<BlockMXFP4> {
   static constexpr int dword(int i) { return half(i / 4) + 1 + i % 4 * 4; }
 };
 
-// 256 values of row `row`, the b-th so many, of a slab with so many groups: the file's bytes.
+// Unpacks packed block b of row `row` (256 values) of a slab with `groups` groups to the bytes of the file.
 template <class Block>
 inline void unpack_bytes(const uint8_t* slab, int64_t groups, int64_t row, int64_t b, uint8_t* to) {
   using P = Packing<Block>;
@@ -114,7 +116,7 @@ inline void unpack_bytes(const uint8_t* slab, int64_t groups, int64_t row, int64
     for (int i = 0; i < P::halves; i++) std::memcpy(to + P::half(i), from + 2 * (kGroupRows * i + lane), 2);
 }
 
-// use(Block{}) of the formats that can be packed, or none().
+// Returns use(Block{}) if the format can be packed, else none().
 template <class Use, class None>
 inline auto with_packing(Format format, Use use, None none) {
   switch (format) {

@@ -1,5 +1,5 @@
-// The native module, and its CPU. Shapes and dtypes are checked here once more than in ops.py, pointers go no further
-// than the step that uses them, and no lock of Python's is held while a step runs.
+// The native module, with the operations of the CPU. Shapes and dtypes are checked here in addition to ops.py, pointers
+// are used only in the step that needs them, and the GIL is not held while a step runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -39,7 +39,7 @@ void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-// An array is taken as it is or refused: a converted copy of an output would swallow the result.
+// Arrays are never converted, because a result written to a converted copy of an output would be lost.
 auto exact(const char* name) { return nb::arg(name).noconvert(); }
 
 template <class... Arguments>
@@ -62,7 +62,7 @@ void require_same_shape(const A& a, const B& b) {
   require(same, "shapes differ");
 }
 
-// A program and the arrays its steps point into.
+// A program and the arrays to which its steps point.
 struct Recording {
   Program program;
   nb::list kept;
@@ -133,7 +133,7 @@ RowPlaces places_of(const In<int32_t, 1>& positions, const In<int32_t, 1>& seque
 }  // namespace
 
 NB_MODULE(_native, m) {
-  nb::set_leak_warnings(false);  // programs that live until the interpreter ends are no leak
+  nb::set_leak_warnings(false);  // programs that exist until the interpreter ends are not leaks
   m.doc() = "Kernels over quantized tensors. Use the ops of the backend, which explain errors before they arise here.";
 
   bind_cuda(m);
@@ -231,7 +231,7 @@ NB_MODULE(_native, m) {
              out);
       },
       exact("x"), exact("weight"), nb::arg("eps"), exact("out"));
-  // slab_strides: 0 for rows as in the file, else the bytes from slab to slab. combine: 0 none, 1 add to out, 2
+  // slab_strides: 0 for rows as in the file, else the bytes between slabs. combine: 0 none, 1 add to out, 2
   // silu(first) * second into the first output. norm may be None.
   m.def(
       "matmul",
@@ -274,7 +274,7 @@ NB_MODULE(_native, m) {
              x, positions, cosine, sine);
       },
       exact("x"), exact("positions"), exact("cosine"), exact("sine"), nb::arg("adjacent"));
-  // format: a CacheFormat by number. window_tables and window (k8v8) go with formats below 8 bits, else they are None.
+  // format: the number of a CacheFormat. window_tables and window (k8v8) are for formats below 8 bits, else None.
   m.def(
       "store_key_values",
       [](In<float, 3> k, In<float, 3> v, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,

@@ -1,5 +1,5 @@
-// GPUs for Python. Addresses are whole numbers that `allocate` gave; shapes and contents were checked by
-// notso/qtensor/backends/cuda, which alone calls this. No lock of Python's is held while the driver is asked.
+// GPUs for Python. Addresses are integers from `allocate`. Shapes and contents have been checked by
+// notso/qtensor/backends/cuda, the only caller. The GIL is not held during calls of the driver.
 #include "bindings/cuda.h"
 
 #include <nanobind/ndarray.h>
@@ -33,7 +33,7 @@ T* at(Address address) {
 LaidWeight weight_of(const WeightFacts& w) {
   return {static_cast<Format>(std::get<0>(w)), at<const uint8_t>(std::get<1>(w)), std::get<2>(w), std::get<3>(w)};
 }
-Pool pool_of(const PoolFacts& p) {  // every block by itself
+Pool pool_of(const PoolFacts& p) {  // runs of one block
   return {at<uint8_t>(std::get<0>(p)), 1, std::get<1>(p), std::get<2>(p), static_cast<CacheFormat>(std::get<3>(p))};
 }
 Turn turn_of(const TurnFacts& t) {

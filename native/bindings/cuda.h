@@ -1,4 +1,4 @@
-// What the native module offers of GPUs.
+// The part of the native module for GPUs.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,10 +1,10 @@
-// Sixteen rows of weights times tiles of eight columns, 256 values deep, for each block format: what one warp makes of
-// one super-block. An mma is a sub-block of 32 weights; its sums are exact and are scaled in integers (K-quants) or in
-// the float steps that kernel_table.h writes down.
+// Products of sixteen rows of weights and tiles of eight columns, 256 values deep, for each block format: the work of
+// one warp for one super-block. An mma processes a sub-block of 32 weights. Its sums are exact and are scaled as
+// integers (K-quants) or in the float steps specified in kernel_table.h.
 //
-// Lane (g, q) = (lane / 4, lane % 4) holds weights of rows g and g + 8, brings activations of column g of each tile,
-// and takes outputs (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1). Within a sub-block weights may come in any
-// order, if activations come in the same: most formats take eight neighbors, 8q .. 8q + 7.
+// Lane (g, q) = (lane / 4, lane % 4) holds weights of rows g and g + 8, loads activations of column g of each tile, and
+// receives outputs (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1). Within a sub-block, weights may have any order
+// if activations have the same: for most formats, a lane has eight adjacent values, 8q .. 8q + 7.
 #pragma once
 
 #include "blocks.h"
@@ -16,18 +16,18 @@ namespace qtensor {
 namespace cuda {
 
 struct Product {
-  const uint8_t* weight;  // first row of the matrix, as layout.h lays it
+  const uint8_t* weight;  // first row of the matrix, in the layout of layout.h
   int64_t row_bytes;
   const uint8_t* x;  // m x blocks of BlockQ8K, or of BlockQ8x32
   int blocks, rows, m;
-  int sub_blocks;  // of 32 values in a row
+  int sub_blocks;  // sub-blocks of 32 values per row
   float* y;
   int64_t y_stride;  // floats from column to column
-  Format format;     // for who serves more than one
+  Format format;     // for kernels of several formats
   const Grids* grids;
 };
 
-// Where a column's quantized activations lie, in global or shared memory.
+// Parts of a column's quantized activations, in global or shared memory.
 constexpr int kActivationBytes = sizeof(BlockQ8K), kSums16At = 256, kSums32At = 288, kScaleAt = 304;
 constexpr int kScalesOf32At = 256, kSumsOf32At = 288;
 static_assert(sizeof(BlockQ8x32) == sizeof(BlockQ8K));
@@ -45,7 +45,7 @@ LANES_DEVICE uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i =
 // q - offset of four bytes q below 128
 LANES_DEVICE uint32_t minus_each(uint32_t q, uint32_t offset) { return ((q | 0x80808080) - offset) ^ 0x80808080; }
 
-// Scales and mins of Q4_K and Q5_K, whose blocks begin alike.
+// Scales and mins of Q4_K and Q5_K, whose blocks have the same header.
 struct SixBits {
   uint32_t scale[2], min[2];
   float d, dmin;
@@ -57,7 +57,7 @@ struct SixBits {
     d = half_to_float(uint16_t(head.x)), dmin = half_to_float(uint16_t(head.x >> 16));
   }
 };
-LANES_DEVICE uint2 digits_of(const uint8_t* sums) {  // of four sums of 32 activations, to the base 128
+LANES_DEVICE uint2 digits_of(const uint8_t* sums) {  // digits of four sums of 32 activations in base 128
   const uint2 s = *reinterpret_cast<const uint2*>(sums);
   return {__byte_perm(s.x & 0x007f007f, s.y & 0x007f007f, 0x6420), __byte_perm(s.x >> 7, s.y >> 7, 0x6420)};
 }
@@ -98,7 +98,7 @@ struct WithMins {
         for (int i = 0; i < 4; i++) products[n][i] += sum[i] * scale[i / 2];
       }
     }
-    // Two mma more: lanes q = 0 and 1 bring four mins of each row and four sums; the rest of the depth is nought.
+    // Two more mma: lanes q = 0 and 1 have four mins of each row and four sums; the rest of the depth is zero.
     const auto mins = [&](const uint32_t (&m)[2]) { return q == 0 ? m[0] : q == 1 ? m[1] : 0; };
     const uint32_t a[4] = {mins(of[0].min), mins(of[1].min), 0, 0};
     LANES_UNROLL
@@ -116,7 +116,7 @@ struct WithMins {
 using Q4K = WithMins<false>;
 using Q5K = WithMins<true>;
 
-// A scale for each 16 weights, so an mma is half as deep: lane q takes weights 4q .. 4q + 3 of a group.
+// There is a scale for each 16 weights, so an mma is half as deep: lane q has weights 4q .. 4q + 3 of a group.
 struct Q6K {
   static constexpr bool kScaled = false;
   uint32_t low[2][8], high[2][4];  // words q and q + 4 of each 32 bytes
@@ -157,14 +157,15 @@ struct Q6K {
   }
 };
 
-// A float step for each 32 weights, which the activations' scales are part of: kScaled. A row's last super-block may
-// hold fewer than eight of them.
+// Formats with kScaled have a float step for each 32 weights, which includes the scale of the activations. The last
+// super-block of a row may have fewer than eight sub-blocks.
 LANES_DEVICE int sub_blocks_of(const Product& t, int b) { return t.sub_blocks - 8 * b < 8 ? t.sub_blocks - 8 * b : 8; }
 LANES_DEVICE float half_of(const uint4& v, int i) {
   return half_to_float(uint16_t(word_of(v, i / 2) >> (16 * (i % 2))));
 }
 
-// What lanes know of their own column g, of the columns of their outputs, 2q and 2q + 1: lanes 8q and 8q + 4.
+// Exchanges a value that each lane has for column g, so that each lane has it for the columns of its outputs, 2q and
+// 2q + 1, from lanes 8q and 8q + 4.
 struct OfOutputs {
   float of[2];
   LANES_DEVICE OfOutputs(float mine, int q) {
@@ -209,8 +210,8 @@ struct Q80 {
   }
 };
 
-// Q4_0, whose levels are q - 8, and Q4_1, which adds m times the sum of the activations. The sixteen bytes of a block
-// hold weights 0 .. 15 and 16 .. 31, so lane q takes 4q .. 4q + 3 of each half.
+// Q4_0, whose levels are q - 8, and Q4_1, which adds m times the sum of the activations. The nibbles of a block's
+// sixteen bytes are weights 0 .. 15 and 16 .. 31, so lane q has weights 4q .. 4q + 3 of each half.
 template <bool WITH_MIN>
 struct Halves {
   static constexpr bool kScaled = true;

@@ -1,7 +1,8 @@
-// Attention over a cache of bytes or less, every tile at once. Scores of a tile need nothing but the query; the largest
-// so far is a prefix maximum over the tiles' own; weights of a tile need that alone. What must go in order is one fma
-// for each tile and dimension, at the end. Four launches: attend_begin, attend_scores and attend_weights (tiles x
-// queries), attend_join. The arithmetic stands at ByteAttentionTask in kernel_table.h.
+// Attention over a cache with 8 bits or less, all tiles in parallel. The scores of a tile depend only on the query, the
+// largest score so far is a prefix maximum over the tiles' maxima, and the weights of a tile depend only on that. Only
+// one fma for each tile and dimension is executed in order, at the end. There are four launches: attend_begin,
+// attend_scores and attend_weights (tiles x queries), attend_join. The arithmetic is specified at ByteAttentionTask in
+// kernel_table.h.
 #pragma once
 
 #include "cuda/cache.h"
@@ -17,7 +18,7 @@ struct Attend {
   Pool pool, window;
   int heads, most_tiles, together;
   float scale;
-  Levels key_levels, value_levels;  // of the pool, where it holds less than 8 bits
+  Levels key_levels, value_levels;  // of the pool, if it has fewer than 8 bits
   int8_t* bytes;                    // queries x dim
   float* unit;                      // queries
   float* scores;                    // queries x tiles x 128
@@ -44,7 +45,7 @@ LANES_DEVICE float stored_scale(const TileOfHead& tile, int dim, int which) {
   return half_to_float(reinterpret_cast<const uint16_t*>(tile.data + scales_at(tile.format, dim))[which]);
 }
 
-// A query's bytes and its unit, by one warp. v: the query, rotated.
+// Computes a query's bytes and its unit, with one warp. v: the rotated query.
 template <int PIECES>
 LANES_DEVICE void begin_query(const Attend& t, int query, int lane, const float (&v)[PIECES]) {
   const int dim = t.pool.dim;
@@ -77,8 +78,8 @@ LANES_KERNEL(kQueryThreads, 16) attend_begin(const Attend t) {
     load_and_begin<kMostPieces>(t);
 }
 
-// Scores, weights and sums of one tile, by kTile threads in step: what each of them does between two barriers.
-constexpr int kTogether = 16;  // loads under way
+// Scores, weights and sums of one tile, computed by kTile threads: the work of each thread between two barriers.
+constexpr int kTogether = 16;  // loads in flight
 LANES_DEVICE float score_of(const Attend& t, const TileOfHead& here, const uint32_t* x, float query_unit, int count,
                             int j) {
   const uint32_t* const keys = reinterpret_cast<const uint32_t*>(here.data);
@@ -97,7 +98,7 @@ LANES_DEVICE float score_of(const Attend& t, const TileOfHead& here, const uint3
     sum = __dp4a(int(group_levels(keys, bits, t.key_levels, group, kTile, j)), int(x[group]), sum);
   return j < count ? __fmul_rn(__int2float_rn(sum), unit) : -1e30f;
 }
-// By a whole warp, the virtual vector, in its order: a NaN comes and goes as it does there.
+// The largest score, computed by a warp in the order of the virtual vector, so that NaN has the same effect as there.
 LANES_DEVICE float top_of(const float* scores, int count, int lane) {
   float peak = -1e30f;
   for (int v = 0; v < (count + 15) / 16; v++) {
@@ -174,7 +175,7 @@ LANES_KERNEL(kTileThreads, 8) attend_scores(const Attend t) {
   float* const scores = reinterpret_cast<float*>(shared);
   const int tile = int(blockIdx.x), query = int(blockIdx.y), j = int(threadIdx.x), dim = t.pool.dim;
   const int seen = limit_of(t, query) - kTile * tile, count = seen < kTile ? seen : kTile;
-  if (count <= 0) return;  // the whole block
+  if (count <= 0) return;  // for the whole thread block
   const uint32_t* const x = reinterpret_cast<const uint32_t*>(t.bytes + int64_t(query) * dim);
   const float score = score_of(t, tile_of(t, query, tile), x, t.unit[query], count, j);
   const int64_t at = int64_t(query) * t.most_tiles + tile;
@@ -240,8 +241,8 @@ LANES_KERNEL(kQueryThreads, 16) attend_join(const Attend t) {
     join_tiles<kMostPieces>(t);
 }
 
-// All of a query in one launch, for few rows that see few tiles: a thread block takes it, `together` tiles at a time.
-// The three launches above are many more thread blocks, which is faster only where they have enough to do.
+// One launch for a whole query, for few rows that see few tiles: a thread block processes it, `together` tiles at a
+// time. The three launches above have many more thread blocks, which is faster only if there is enough work for them.
 constexpr int kMostTogether = 4, kWholeQueryThreads = kMostTogether * kTile, kWholeQueryDim = 32 * kFewPieces;
 struct WholeQueryRoom {
   TileRoom tile[kMostTogether];
@@ -260,7 +261,7 @@ LANES_KERNEL(kWholeQueryThreads, 1) attend_query(const Attend t) {
   await_previous();
   if (thread < dim / 4) room.query[thread] = reinterpret_cast<const uint32_t*>(t.bytes + int64_t(query) * dim)[thread];
   const float unit = t.unit[query];
-  float o = 0.0f, total = 0.0f, before = -1e30f;  // o: of dimension `thread`
+  float o = 0.0f, total = 0.0f, before = -1e30f;  // o: output of dimension `thread`
   for (int first = 0; first < tiles; first += t.together) {
     const int tile = first + own, seen = limit - kTile * tile, count = seen < kTile ? seen : kTile;
     if (first > 0 && count > 0) here = tile_of(t, query, tile);

@@ -105,7 +105,7 @@ void Device::free(Address address) noexcept {
   }
   try {
     retired_.push_back(address);
-  } catch (...) {  // lost to us; the driver has it back with the context
+  } catch (...) {  // leaked until the driver frees the context
   }
 }
 
@@ -186,7 +186,7 @@ const Grids* Device::grids() {
 }
 
 void Device::capture_begin() {
-  mutex_.lock();  // until it ends
+  mutex_.lock();  // until the capture ends
   const Result used = api_.context_use(context_);
   const Result begun = used == kSuccess ? api_.capture_begin(stream_, kRelaxedCapture) : used;
   if (begun != kSuccess) mutex_.unlock();

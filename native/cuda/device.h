@@ -1,7 +1,7 @@
-// One GPU: its memory, its kernels, one stream of work, and work captured as a graph. What launches.h launches on.
+// One GPU: its memory, its kernels, one stream of work, and work captured as a graph. The device of launches.h.
 //
-// Any thread may call; one at a time is served. Whoever captures is alone until the capture ends. Every failure is
-// thrown as driver_api.h names it, and leaves nothing behind that the destructor does not give back.
+// Any thread may call; calls are executed one at a time. A thread that captures has exclusive access until the capture
+// ends. Failures are thrown as the exceptions in driver_api.h, and the destructor releases all resources after them.
 #pragma once
 
 #include <array>
@@ -15,19 +15,19 @@
 #include "cuda/driver_api.h"
 #include "cuda/machine_code.h"
 
-#define QTENSOR_KERNEL(name) #name  // as the driver finds it
+#define QTENSOR_KERNEL(name) #name  // the name by which the driver finds it
 #include "cuda/launches.h"
 
 namespace qtensor {
 namespace cuda {
 
-constexpr int kOldestArchitecture = 80;  // which has the products of bytes and the reductions that kernels ask for
+constexpr int kOldestArchitecture = 80;  // kernels need its byte products and reductions
 
 constexpr size_t kLandingBytes = size_t(1) << 20;
 
 class Device {
  public:
-  // Opens the driver and takes device `number`. Throws Unavailable, OutOfMemory or Lost.
+  // Opens the driver and device `number`. Throws Unavailable, OutOfMemory or Lost.
   Device(const std::string& library, int number, const MachineCode& code);
   ~Device();
   Device(const Device&) = delete;
@@ -43,7 +43,7 @@ class Device {
   // Memory of the device
   Address allocate(size_t bytes, bool zeroed);
   void free(Address address) noexcept;
-  void upload(Address to, const void* from, size_t bytes);  // `from` may change once this is back
+  void upload(Address to, const void* from, size_t bytes);  // `from` may change after this returns
   void download(void* to, Address from, size_t bytes);      // waits for all work
   void copy(Address to, Address from, size_t bytes);
   void wait();
@@ -55,19 +55,19 @@ class Device {
     launch_bytes(kernel, grid, threads, shared_bytes, &given);
   }
   void* scratch(Scratch use, int64_t bytes);
-  const Grids* grids();  // goes up when it is asked for first, which is when a weight goes up that needs it
+  const Grids* grids();  // uploaded at the first call, for the first weight that needs it
 
-  // Work between the two is captured instead of done, and comes back as a graph.
+  // Work between these two calls is captured instead of executed. capture_end returns it as a graph.
   void capture_begin();
   Handle capture_end();
   void capture_drop() noexcept;
   void run_graph(Handle graph);
   void free_graph(Handle graph) noexcept;
-  // Grows whenever scratch memory moves, which graphs captured before point into.
+  // Incremented when scratch memory moves, to which graphs captured earlier point.
   uint64_t scratch_moves() const { return scratch_moves_; }
 
  private:
-  struct Use {  // one thread at a time, with the device's context
+  struct Use {  // locks the device and makes its context current
     explicit Use(Device& device);
     std::unique_lock<std::recursive_mutex> lock;
   };
@@ -76,7 +76,7 @@ class Device {
   void launch_bytes(const char* kernel, Grid grid, unsigned threads, size_t shared_bytes, void* arguments);
   struct Function {
     Handle handle = nullptr;
-    bool awaits = false;  // the kernel before, itself
+    bool awaits = false;  // the kernel awaits the previous one itself
   };
   const Function& function(const char* kernel);
   void free_retired() noexcept;
@@ -93,9 +93,9 @@ class Device {
     size_t bytes = 0;
   };
   std::array<Room, size_t(Scratch::count)> scratch_;
-  void* landing_ = nullptr;  // kLandingBytes that the GPU writes by itself: what is downloaded goes by way of them
+  void* landing_ = nullptr;  // kLandingBytes of pinned memory, through which small downloads pass
   Address grids_ = 0;
-  std::vector<Address> retired_;  // scratch that work under way may still use
+  std::vector<Address> retired_;  // scratch that work in flight may still use
   uint64_t scratch_moves_ = 0;
 };
 

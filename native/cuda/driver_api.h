@@ -1,5 +1,5 @@
-// The part of the GPU driver's own library that is used, opened when it is asked for. No header of the vendor's and no
-// runtime library: names, numbers and signatures are those of the driver's stable interface.
+// The functions of the GPU driver's library that are used. The library is opened at run time. Neither headers of the
+// vendor nor a runtime library are needed: names, numbers and signatures are those of the driver's stable interface.
 #pragma once
 
 #include <cstddef>
@@ -10,31 +10,32 @@
 namespace qtensor {
 namespace cuda {
 
-// Why the device cannot be used, now and later: no library, too old, no device, no machine code for it.
+// The device cannot be used, now or later: there is no library, it is too old, or there is no device or no machine code
+// for it.
 struct Unavailable : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// It has not the memory; everything else goes on.
+// The device has not enough memory. Other work is not affected.
 struct OutOfMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// A call failed, and nothing on the device can be relied on any more.
+// A call failed, and the state of the device is unknown.
 struct Lost : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 using Result = int;
-using Address = unsigned long long;  // in the device's memory
+using Address = unsigned long long;  // in device memory
 using Handle = void*;                // a context, stream, module, function or graph
 constexpr Result kSuccess = 0, kOutOfMemory = 2;
 
 constexpr int kSharedBytesOfFunction = 8;     // attribute of a function: most dynamic shared memory
-constexpr int kMostSharedBytesOfDevice = 97;  // attributes of a device: shared memory that a thread block may ask for,
+constexpr int kMostSharedBytesOfDevice = 97;  // attributes of a device: most shared memory of a thread block,
 constexpr int kMajorOfDevice = 75, kMinorOfDevice = 76;  // and its architecture
-constexpr unsigned kNonBlockingStream = 1;               // not ordered with what others do
-constexpr int kRelaxedCapture = 2;                       // memory may be had while a stream is captured
+constexpr unsigned kNonBlockingStream = 1;               // not ordered with other streams
+constexpr int kRelaxedCapture = 2;                       // memory may be allocated while a stream is captured
 
-// How a kernel is started, as the driver lays it out.
+// The parameters of a launch, in the layout of the driver.
 struct alignas(8) LaunchOption {
   int id, padding = 0;
   int value = 0;
@@ -47,11 +48,11 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 static_assert(sizeof(LaunchOption) == 72 && sizeof(LaunchConfig) == 56);
-constexpr int kProgrammaticStart = 6;      // attribute of a launch: it may begin before the launch before has ended
-constexpr int kPtxVersionOfFunction = 5;   // attribute of a function: the architecture its code was written for
-constexpr int kAwaitingArchitecture = 90;  // from which on kernels have code that awaits the kernel before
+constexpr int kProgrammaticStart = 6;      // attribute of a launch: it may begin before the previous launch ends
+constexpr int kPtxVersionOfFunction = 5;   // attribute of a function: the architecture of its PTX
+constexpr int kAwaitingArchitecture = 90;  // from this one on, kernels await the previous one themselves
 
-// Every function that is called: what it is called here, its name in the library, its arguments.
+// All functions that are called: the name here, the name in the library, the arguments.
 #define QTENSOR_DRIVER_FUNCTIONS(F)                                                          \
   F(init, "cuInit", (unsigned))                                                              \
   F(driver_version, "cuDriverGetVersion", (int*))                                            \
@@ -91,7 +92,7 @@ constexpr int kAwaitingArchitecture = 90;  // from which on kernels have code th
 
 class DriverApi {
  public:
-  // Opens the library and finds every function. Throws Unavailable.
+  // Opens the library and looks up all functions. Throws Unavailable.
   explicit DriverApi(const std::string& library);
   ~DriverApi();
   DriverApi(const DriverApi&) = delete;
@@ -101,9 +102,9 @@ class DriverApi {
   QTENSOR_DRIVER_FUNCTIONS(QTENSOR_DECLARE)
 #undef QTENSOR_DECLARE
 
-  // What a result is called, and what the driver says of it.
+  // The name of a result and the driver's description of it.
   std::string words_for(Result result) const;
-  // Throws OutOfMemory or Lost unless the call succeeded. what: which call, for people.
+  // Throws OutOfMemory or Lost if the call failed. what: describes the call in the message.
   void require(Result result, const char* what) const;
 
  private:

@@ -1,4 +1,4 @@
-// Rows of weights back to floats, for embeddings: a thread block to a row, a thread to some of its values.
+// Dequantization of rows of weights, for embeddings: a thread block per row, of which each thread computes some values.
 #pragma once
 
 #include "cuda/unpacked_blocks.h"
@@ -7,7 +7,7 @@ namespace qtensor {
 namespace cuda {
 
 struct Embed {
-  const uint8_t* weight;  // as layout.h lays it
+  const uint8_t* weight;  // in the layout of layout.h
   int64_t row_bytes;
   Format format;
   int width;
@@ -42,7 +42,7 @@ LANES_KERNEL(kEmbedThreads, 4) embed_rows(const Embed t) {
   await_previous();
   const uint8_t* const row = t.weight + t.ids[blockIdx.x] * t.row_bytes;
   float* const out = t.out + int64_t(blockIdx.x) * t.width;
-  const int small = t.width / 32;  // blocks of 32 values in a row
+  const int small = t.width / 32;  // blocks of 32 values per row
   for (int i = int(threadIdx.x); i < t.width; i += kEmbedThreads) {
     const int b = i / 32, l = i % 32;
     float v;

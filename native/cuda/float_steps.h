@@ -1,4 +1,4 @@
-// Steps on floats that several kernels share, each with the bits of its twin in kernels/portable.
+// Float functions that several kernels share, with the same bits as their counterparts in kernels/portable.
 #pragma once
 
 #include "cuda/lanes.h"
@@ -6,7 +6,7 @@
 namespace qtensor {
 namespace cuda {
 
-constexpr uint32_t kNaN = 0x7fc00000;  // the one that is written: devices differ in the one they make
+constexpr uint32_t kNaN = 0x7fc00000;  // the NaN that is written; devices generate different ones
 
 LANES_DEVICE uint16_t float_to_half(float f) {
   const uint32_t bits = __float_as_uint(f), magnitude = bits & 0x7fffffff;
@@ -14,12 +14,12 @@ LANES_DEVICE uint16_t float_to_half(float f) {
   return round_to_half(f);
 }
 
-// p * 2^n for whole n in [-126, 127]
+// p * 2^n for integers n in [-126, 127]
 LANES_DEVICE float times_power(float p, float n) {
   return __fmul_rn(p, __uint_as_float(uint32_t(__float2int_rn(n) + 127) << 23));
 }
 LANES_DEVICE float exp_of(float x) {  // v_exp of float_kernels.h
-  x = -87.0f > x ? -87.0f : x;        // in this order a NaN comes through
+  x = -87.0f > x ? -87.0f : x;        // in this order, NaN is propagated
   x = 88.0f < x ? 88.0f : x;
   const float n = round_even(__fmul_rn(x, 1.44269504f));
   float r = __fmaf_rn(n, -0.693145751953125f, x);
@@ -46,8 +46,8 @@ LANES_DEVICE float exp2_of(float x) {  // v_exp2 of byte_attention.h
   return times_power(p, n);
 }
 
-// The virtual vector of 16 lanes is half a warp; the other half does the same beside it. Its horizontal reductions, in
-// their order:
+// The virtual vector of 16 lanes is half a warp; the other half computes the same. Its horizontal reductions, in the
+// specified order:
 LANES_DEVICE float sum_of_lanes(float v) {
   for (int width = 8; width >= 1; width /= 2) v = __fadd_rn(v, __shfl_xor_sync(kWarp, v, width));
   return v;

@@ -1,6 +1,6 @@
 // Attention over a cache of halves. Its sums are float chains in order of position (AttentionTask in kernel_table.h),
-// so a thread block takes a query and goes through its tiles: a thread is a position for scores, a dimension for
-// values.
+// so a thread block processes a query and its tiles in order. A thread computes a position for scores, and a dimension
+// for values.
 #pragma once
 
 #include "cuda/cache.h"

@@ -1,5 +1,5 @@
-// CUDA's names as declarations alone, for who reads the kernels' headers to start kernels and not to be one: what is
-// declared here is defined nowhere, and no kernel is compiled.
+// Declarations of CUDA's names, for host code that includes the kernels' headers to launch kernels. They are not
+// defined anywhere, because no kernel is compiled there.
 #pragma once
 
 #include <cstdint>

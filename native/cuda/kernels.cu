@@ -1,4 +1,4 @@
-// Every entry point; the one file that nvcc sees.
+// All entry points; the only file that nvcc compiles.
 #include "cuda/byte_attention.h"
 #include "cuda/embed.h"
 #include "cuda/half_attention.h"

@@ -1,9 +1,9 @@
-// Operations as launches: which kernel, how many threads, how much shared memory. Written once over whatever launches,
-// a GPU's driver or, in tests, the machine of emulated_lanes.h. A device has
+// Operations as launches: selects the kernel, the number of threads and the size of shared memory. Written once for any
+// device: a GPU or, in tests, the emulation of emulated_lanes.h. A device has
 //   launch(QTENSOR_KERNEL(name), Grid, threads, shared_bytes, arguments)   one struct of arguments to a kernel
 //   scratch(use, bytes)                                                    memory that is kept, 256 to each alignment
-//   grids()                                                                kGrids where kernels can read them
-// Pointers are the device's. Sizes were checked by who calls.
+//   grids()                                                                kGrids in memory of the device
+// Pointers are addresses of the device. Callers have checked all sizes.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct Grid {
 enum class Scratch { normed, quantized, quantized_32, first, second, bytes, unit, scores, tops, steps, sums, count };
 
 constexpr int kMaxSmallM = 16;
-constexpr int kSmallMSharedLimit = 99 << 10;  // what a thread block may have on every architecture from 8.6 on
+constexpr int kSmallMSharedLimit = 99 << 10;  // available to a thread block on all architectures from 8.6 on
 
 static inline unsigned groups_of(int64_t count, int64_t together) {
   return unsigned((count + together - 1) / together);
@@ -47,7 +47,7 @@ const Grids* grids_for(Device& device, Format format) {
   return has_grids(format) ? device.grids() : nullptr;
 }
 
-// M rows of k floats to `out`, m x blocks.
+// Quantizes m rows of k floats to `out`, m x blocks.
 template <class Device>
 void launch_quantize(Device& device, const float* x, int64_t m, int64_t k, BlockQ8K* out) {
   const int blocks = int((k + kSuperBlock - 1) / kSuperBlock);
@@ -72,8 +72,8 @@ void launch_quantize_by_32(Device& device, const float* x, int64_t m, int64_t k,
     device.launch(QTENSOR_KERNEL(large_m_##name), large, kLargeMThreads, size_t(kLargeMSharedBytes), t); \
   return;
 
-// y[j][n] = row n of the weight times column j; x are floats for float weights, else what launch_quantize or
-// launch_quantize_by_32 wrote.
+// y[j][n] = row n of the weight times column j. x are floats for float weights, else the output of launch_quantize or
+// launch_quantize_by_32.
 template <class Device>
 void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t m, float* y, int64_t y_stride) {
   if (is_float(w.format)) {
@@ -125,8 +125,9 @@ void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t 
 }
 #undef QTENSOR_LAUNCH_PRODUCT
 
-// What launch_one_row serves: parts of one quantized format over one row, which no part's result overwrites.
-constexpr int64_t kMostNormedK = 16384;  // the row is kept in shared memory
+// Whether launch_one_row can be used: for parts of one quantized format with the same single row, which is not the
+// output of any part.
+constexpr int64_t kMostNormedK = 16384;  // the row must fit shared memory
 static inline bool one_row_serves(Format format, int64_t m, int64_t k, bool normed) {
   const int blocks = int((k + kSuperBlock - 1) / kSuperBlock);
   return m == 1 && !is_float(format) && k % kSubBlock == 0 && (!normed || k <= kMostNormedK) &&
@@ -142,7 +143,7 @@ struct OneRowOutput {
 };
 template <class Device>
 void launch_one_row(Device& device, const OneRowInput& in, const OneRowOutput* out, int count, Join join) {
-  constexpr int64_t kFullGrid = 1024;  // thread blocks beyond which each rather takes more
+  constexpr int64_t kFullGrid = 1024;  // with more thread blocks, each processes several sets instead
   const LaidWeight& w = out[0].weight;
   const int blocks = int((w.k + kSuperBlock - 1) / kSuperBlock);
   OneRow t{};
@@ -253,7 +254,7 @@ void launch_store(Device& device, const float* k, const float* v, const Places& 
                 kStoreThreads, size_t(store_shared_bytes(pool.dim)), t);
 }
 
-// Attention over a cache of bytes or less. `most` positions are seen by the row that sees the most.
+// Attention over a cache with 8 bits or less. `most` is the largest number of positions that a row sees.
 template <class Device>
 Attend attend_of(Device& device, const float* q, int64_t heads, const Places& places, const Pool& pool,
                  const Pool& window, float scale, int64_t most, float* out) {
@@ -272,12 +273,12 @@ Attend attend_of(Device& device, const float* q, int64_t heads, const Places& pl
   t.sums = static_cast<int*>(device.scratch(Scratch::sums, all * dim * 4));
   return t;
 }
-// Whether a thread block had better take all of a query.
+// Whether it is faster to process a whole query in one thread block.
 static inline bool takes_whole_queries(const Attend& t) {
   constexpr int kFewQueries = 512, kFewTiles = 2;  // with 8 tiles the four launches are faster, on an H100
   return t.pool.dim <= kWholeQueryDim && t.places.rows * t.heads <= kFewQueries && t.most_tiles <= kFewTiles;
 }
-// Behind attend_begin or prepare_attention.
+// Called after attend_begin or prepare_attention.
 template <class Device>
 void launch_attend(Device& device, const Attend& t, bool whole_queries) {
   const unsigned queries = unsigned(t.places.rows * t.heads), tiles = unsigned(t.most_tiles);
@@ -302,7 +303,7 @@ void launch_attention(Device& device, const float* q, int64_t heads, const Place
   device.launch(QTENSOR_KERNEL(attend_begin), each, kQueryThreads, 0, t);
   launch_attend(device, t, takes_whole_queries(t));
 }
-// Rows that are stored and rows that are attended, of one step.
+// Prepares the rows to be stored and the rows to be attended of one step.
 template <class Device>
 void launch_prepare(Device& device, const Prepare& t) {
   const int64_t all =

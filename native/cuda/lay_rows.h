@@ -1,4 +1,4 @@
-// A file's rows, laid out as layout.h says.
+// Converts rows of a file to the layout of layout.h.
 #pragma once
 
 #include <cstring>

@@ -1,6 +1,5 @@
-// How weights lie on the device. Blocks whose loads are aligned as they are lie as in the file; the others are laid
-// apart: first the levels of all blocks of a row, with what lies among them, then the halves, so that every load is
-// aligned.
+// The layout of weights on the device. Blocks whose loads are aligned keep the layout of the file. Others are split:
+// first the levels of all blocks of a row, with the bytes among them, then the halves, so that all loads are aligned.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +10,7 @@ namespace qtensor {
 namespace cuda {
 
 struct BlockLayout {
-  int values, levels, levels_at, scales, scales_at;  // of a block: values; bytes and where they begin in the file
+  int values, levels, levels_at, scales, scales_at;  // of a block: values; bytes, and their offsets in the file
 };
 static constexpr BlockLayout layout_of(Format f) {
   switch (f) {
@@ -65,7 +64,7 @@ static constexpr BlockLayout layout_of(Format f) {
       return {1, 2, 0, 0, 0};
   }
 }
-// Bytes from row to row. A super-block's scales, up to 32 bytes, may be read beyond the last block.
+// Bytes per row. Loads of a super-block's scales, up to 32 bytes, may extend beyond the last block.
 static constexpr int64_t laid_row_bytes(Format f, int64_t k) {
   const BlockLayout b = layout_of(f);
   const int64_t bytes = k / b.values * (b.levels + b.scales);

@@ -1,4 +1,4 @@
-// The kernels' machine code, if this build has it: made by nvcc, for all architectures in one file.
+// The machine code of the kernels, if the build has it: compiled by nvcc, for all architectures in one file.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@ namespace qtensor {
 namespace cuda {
 
 struct MachineCode {
-  const uint8_t* data;  // null: this build has none
+  const uint8_t* data;  // null if this build has none
   size_t bytes;
-  int oldest_driver;          // that can load it, as drivers number themselves: 1000 * major + 10 * minor
-  std::string architectures;  // "80 86 89": those it holds; later ones take what is left to the driver to compile
+  int oldest_driver;          // that can load it, in the drivers' numbering: 1000 * major + 10 * minor
+  std::string architectures;  // those included, such as "80 86 89"; for later ones, the driver compiles the kernels
 };
 MachineCode machine_code();
 

@@ -1,4 +1,4 @@
-// Products of weights and rows of floats. To the kernels a row of the batch is a column.
+// Products of weights and rows of floats. In the kernels, a batch row is a column.
 #pragma once
 
 #include "cuda/unpacked_blocks.h"
@@ -6,15 +6,15 @@
 namespace qtensor {
 namespace cuda {
 
-// What a block of 256 came to, added to those before.
+// Adds the result f of a block of 256 to those of the previous blocks.
 template <class Block>
 LANES_DEVICE float with_block(float acc, float f, const uint8_t* x) {
   return Block::kScaled ? __fadd_rn(acc, f) : __fmaf_rn(f, scale_of(x), acc);
 }
 
-// Small M, up to 8 * TILES: a thread block takes 16 rows, its eight warps their blocks of 256 in turn. What each
-// block comes to is left in shared memory; then one thread for each output makes the ordered step over the blocks. K =
-// 2048 is one block a warp, all of it under way at once.
+// Small M, up to 8 * TILES: a thread block computes 16 rows, and its eight warps take turns with their blocks of 256.
+// The results of the blocks are stored in shared memory; then one thread for each output adds them in order. With K =
+// 2048, each warp has one block, and all blocks are processed at the same time.
 constexpr int kSmallMWarps = 8, kSmallMThreads = 32 * kSmallMWarps, kSmallMRows = 16;
 static constexpr int small_m_shared_bytes(int tiles, int blocks) { return tiles * 8 * kSmallMRows * (blocks | 1) * 4; }
 
@@ -55,9 +55,9 @@ LANES_DEVICE void small_m(const Product& t, uint8_t* shared) {
   }
 }
 
-// Large M: a warp takes 16 rows x 32 columns, a thread block 64 x 32, its activations in shared memory.
+// Large M: a warp computes 16 rows x 32 columns, a thread block 64 x 32, with activations in shared memory.
 constexpr int kLargeMThreads = 128, kLargeMRows = 64, kLargeMTiles = 4, kLargeMTile = 8 * kLargeMTiles;
-constexpr int kLargeMPitch = 352;  // bytes from column to column: eight columns x 8 bytes in different banks
+constexpr int kLargeMPitch = 352;  // bytes between columns: 8 bytes of eight columns are in different banks
 constexpr int kLargeMSharedBytes = kLargeMTile * kLargeMPitch;
 
 template <class Block>
@@ -97,7 +97,7 @@ LANES_DEVICE void large_m(const Product& t, uint8_t* shared) {
     }
 }
 
-// small8 and small16 ask for so many thread blocks to a multiprocessor as the registers allow without spills.
+// small8, small16 and large: thread blocks per multiprocessor, as many as the registers allow without spills.
 #define QTENSOR_PRODUCTS(name, Block, small8, small16, large)                  \
   LANES_KERNEL(kSmallMThreads, small8) small_m_##name##_8(const Product t) {   \
     LANES_SHARED(shared);                                                      \
@@ -121,7 +121,7 @@ QTENSOR_PRODUCTS(unpacked_256, Unpacked256, 2, 2, 3)
 QTENSOR_PRODUCTS(unpacked_32, Unpacked32, 2, 2, 3)
 #undef QTENSOR_PRODUCTS
 
-// Float weights: half a warp is the virtual vector of one output, so a warp makes two neighboring rows.
+// Float weights: half a warp is the virtual vector of one output, so a warp computes two adjacent rows.
 struct FloatProduct {
   const uint8_t* weight;
   int64_t row_bytes;
@@ -141,7 +141,7 @@ LANES_DEVICE void float_product(const FloatProduct& t, Read read) {
   float acc = 0.0f;
   int64_t at = 0;
   for (; at + 16 <= t.k; at += 16) acc = __fmaf_rn(read(w, at + lane), x[at + lane], acc);
-  // Lanes behind a ragged end take fma(0, 0, acc), which makes +0 of -0.
+  // Lanes beyond the end of a row compute fma(0, 0, acc), which turns -0 into +0.
   if (at < t.k) {
     const bool within = at + lane < t.k;
     acc = __fmaf_rn(within ? read(w, at + lane) : 0.0f, within ? x[at + lane] : 0.0f, acc);

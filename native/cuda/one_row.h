@@ -1,9 +1,9 @@
-// Products of a single row of floats, which is decoding: the norm and the quantization before them and the sum or gate
-// behind them are part of the launch, and weights of equal format that read the same row are one launch.
+// Products of a single row of floats, for decoding. The norm and the quantization before them and the sum or gate after
+// them are part of the launch, and weights of the same format that read the same row are one launch.
 //
-// A step of a model is a chain of small launches, each of which waits for the one before: their number and what each
-// waits for cost more than what it computes. So every thread block quantizes the row again, which takes less than
-// another launch, and asks for its first weights before it awaits the row.
+// A step of a model is a chain of small launches, each of which waits for the previous one. Their number and their
+// waiting cost more than their computations. So each thread block quantizes the row again, which is faster than another
+// launch, and loads its first weights before it awaits the row.
 #pragma once
 
 #include "cuda/matmul.h"
@@ -21,24 +21,24 @@ struct OneRow {
     float* y;
     int rows;
   };
-  Part part[kMostParts];  // with silu_mul the gate and what it gates, else any number
+  Part part[kMostParts];  // with silu_mul: gate and up projection; else any number
   int parts;
-  Product facts;      // row_bytes, blocks, sub_blocks, format and grids, which all parts share
-  const float* x;     // of facts.blocks super-blocks
+  Product facts;      // only row_bytes, blocks, sub_blocks, format and grids, which all parts share
+  const float* x;     // facts.blocks super-blocks
   const float* norm;  // may be null
   int64_t k;
   float eps;
   Join join;
-  int sets;  // of sixteen rows to a thread block: two with silu_mul, one of either part; one where there are more parts
+  int sets;  // sets of sixteen rows per thread block; silu_mul: two, one of each part; other parts: one
 };
 constexpr int kOneRowWarps = 8, kOneRowThreads = 32 * kOneRowWarps;
-// Activations of each warp; results and scales by blocks; the row and its scale, if it is normed.
+// Shared memory: activations of each warp; results and scales by blocks; with a norm, the row and its scale.
 static constexpr int one_row_shared_bytes(int blocks, int sets, int64_t k, bool normed) {
   return kOneRowWarps * kActivationBytes + (16 * sets * (blocks | 1) + (blocks + 3) / 4 * 4) * 4 +
          (normed ? int(k + 4) * 4 : 0);
 }
 
-// Sixteen rows of a part, or what is left of them.
+// Up to sixteen rows of a part.
 struct SixteenRows {
   const uint8_t* weight;
   float* y;
@@ -65,7 +65,7 @@ struct SixteenRows {
   }
 };
 
-// Sets of this thread block.
+// The number of sets of this thread block.
 LANES_DEVICE int sets_of(const OneRow& t) {
   if (t.join == Join::silu_mul || t.parts > 1) return t.sets;
   const int left = (t.part[0].rows + 15) / 16 - int(blockIdx.x) * t.sets;
@@ -91,7 +91,7 @@ LANES_DEVICE void one_row(const OneRow& t, uint8_t* shared) {
   float* const row = scales + (blocks + 3) / 4 * 4;
   float* const scale = row + t.k;
 
-  // A warp takes blocks warp, warp + 8, ... of each set in turn.
+  // A warp multiplies blocks warp, warp + 8, ... of all sets, one set after the other.
   const auto load = [&](Block& to, int set, int b) {
     const SixteenRows rows(t, set);
     const uint8_t* from[2];
@@ -177,7 +177,7 @@ LANES_DEVICE void one_row(const OneRow& t, uint8_t* shared) {
   if (out != nullptr) *out = t.join == Join::add ? __fadd_rn(before, acc) : acc;
 }
 
-// Thread blocks to a multiprocessor, as many as the registers allow without spills.
+// blocks: thread blocks per multiprocessor, as many as the registers allow without spills.
 #define QTENSOR_ONE_ROW(name, Block, blocks)                            \
   LANES_KERNEL(kOneRowThreads, blocks) one_row_##name(const OneRow t) { \
     LANES_SHARED(shared);                                               \

@@ -8,15 +8,15 @@ namespace qtensor {
 namespace cuda {
 namespace {
 
-constexpr int64_t kAttentionScratchBytes = int64_t(64) << 20;  // what rows that are attended together may take, or one
-constexpr int64_t kUploadBytes = int64_t(16) << 20;            // of a weight at a time
+constexpr int64_t kAttentionScratchBytes = int64_t(64) << 20;  // limit for rows attended together
+constexpr int64_t kUploadBytes = int64_t(16) << 20;            // part of a weight that is uploaded at a time
 
-// As many rows at a time as scratch memory is meant to hold.
+// Attends as many rows at a time as the limit of scratch memory allows.
 int64_t attended_together(int64_t heads, int64_t tiles, int64_t dim) {
   return std::max<int64_t>(1, kAttentionScratchBytes / (heads * tiles * (kTile + dim + 4) * 4));
 }
 
-// Decoding: neighbors of equal format are one launch each. False where it does not serve.
+// For decoding: adjacent products of the same format are one launch. Returns false if this is not possible.
 bool multiply_one_row(Device& device, const Products& p) {
   for (const WeightAndResult& to : p.each)
     if (!one_row_serves(to.weight.format, p.m, p.k, p.norm != nullptr) || to.y == p.x) return false;

@@ -1,4 +1,4 @@
-// What is more than one launch: products with what comes before and after them, and attention in parts.
+// Operations of several launches: products fused with the operations around them, and attention in parts.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace qtensor {
 namespace cuda {
 
-// As in ops/matmul.h, over addresses of the device.
+// As in ops/matmul.h, with addresses of the device.
 struct WeightAndResult {
   LaidWeight weight;
   float* y;  // m x weight.rows
@@ -24,13 +24,13 @@ struct Products {
 };
 void multiply(Device& device, const Products& products);
 
-// Attention of all rows, as many at a time as scratch memory is meant to hold. `tiles`: of the row that sees the most,
-// or more.
+// Attention of all rows, as many at a time as the limit of scratch memory allows. `tiles`: an upper bound of the tiles
+// that a row sees.
 void attend(Device& device, const float* q, int64_t heads, const Places& places, const Pool& pool, const Pool& window,
             float scale, int64_t tiles, float* out);
 
-// Keys and queries are rotated, keys and values stored, and rows attended: what a layer does between its products.
-// Rows that are stored and rows that are attended may be others.
+// The operations of a layer between its products: keys and queries are rotated, keys and values are stored, and rows
+// are attended. The rows that are stored and those that are attended may differ.
 struct Layer {
   Turn of_keys, of_queries;  // adjacent pairs, or none
   float* k;
@@ -44,7 +44,7 @@ struct Layer {
 };
 void store_and_attend(Device& device, const Layer& layer, int64_t tiles, float* out);
 
-// A file's rows, laid out anew and copied to the device, a few at a time.
+// Converts rows of a file to the device's layout and uploads them, a few at a time.
 void upload_weight(Device& device, Format format, const uint8_t* data, int64_t rows, int64_t k, Address to);
 
 }  // namespace cuda

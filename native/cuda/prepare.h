@@ -1,5 +1,6 @@
-// What comes before the attention of a step, in one launch: keys and queries are rotated to their positions, keys and
-// values go into the cache, queries become bytes. For a cache of whole bytes and heads of up to 128 dimensions.
+// One launch for the operations before the attention of a step: keys and queries are rotated to their positions, keys
+// and values are stored in the cache, and queries are rounded to bytes. For a cache with 8 bits and heads of up to 128
+// dimensions.
 #pragma once
 
 #include "cuda/byte_attention.h"
@@ -8,9 +9,9 @@
 namespace qtensor {
 namespace cuda {
 
-// Rotation of adjacent pairs, as `rope` does it; rows null: none.
+// Rotation of adjacent pairs, like `rope`; none if rows is null.
 struct Turn {
-  const int* rows;  // of the tables, for each row
+  const int* rows;  // rows of the tables, for each batch row
   const float *cosine, *sine;
 };
 template <int PIECES>
@@ -29,7 +30,7 @@ LANES_DEVICE void turn(const Turn& t, int row, int dim, int lane, float (&v)[PIE
   }
 }
 
-// A warp takes a query, or the keys or the values of a head.
+// A warp processes a query, or the keys or the values of a head.
 struct Prepare {
   Attend attend;  // its q is written
   Store store;    // its k is written

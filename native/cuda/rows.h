@@ -1,4 +1,4 @@
-// Operations on rows of floats: to bytes, norms, gates, softmax, rotation, gathering, the likeliest.
+// Operations on rows of floats: quantization, norms, gates, softmax, rotation, gathering, argmax.
 #pragma once
 
 #include "blocks.h"
@@ -7,7 +7,7 @@
 namespace qtensor {
 namespace cuda {
 
-// A lane's eight neighbors of a row of k, and their largest magnitude's bits.
+// Eight adjacent values of a row of k, and the bits of their largest magnitude.
 struct EightValues {
   float v[8];
   uint32_t top_bits = 0;
@@ -21,7 +21,7 @@ struct EightValues {
   }
   EightValues() = default;
 };
-// The same as bytes, by the largest magnitude of all that share their scale.
+// The same as bytes, scaled by the largest magnitude of all values that share their scale.
 struct EightBytes {
   uint32_t words[2] = {0, 0};
   int sum = 0;
@@ -39,7 +39,7 @@ struct EightBytes {
   }
 };
 
-// Activations to bytes: a warp takes a block of 256, a lane eight neighbors.
+// Quantizes activations: a warp processes a block of 256, and a lane eight adjacent values.
 LANES_DEVICE void quantize_block(const EightValues& v, int lane, BlockQ8K* to) {
   const EightBytes bytes(v, __reduce_max_sync(kWarp, v.top_bits));
   *reinterpret_cast<uint2*>(to->q + 8 * lane) = uint2{bytes.words[0], bytes.words[1]};
@@ -50,7 +50,7 @@ LANES_DEVICE void quantize_block(const EightValues& v, int lane, BlockQ8K* to) {
   if (lane % 4 == 0) to->sums32[lane / 4] = int16_t(sum);
   if (lane == 0) *reinterpret_cast<uint4*>(&to->d) = uint4{__float_as_uint(bytes.d), 0, 0, 0};  // and the padding
 }
-// The same with a scale for each 32 values, which are four lanes'.
+// The same with a scale for each 32 values, which are those of four lanes.
 LANES_DEVICE void quantize_block(const EightValues& v, int lane, BlockQ8x32* to) {
   uint32_t top_bits = v.top_bits;
   for (int distance = 1; distance <= 2; distance *= 2) {
@@ -95,11 +95,11 @@ LANES_KERNEL(kQuantizeThreads, 8) quantize_by_32(const QuantizeBy32 t) {
   quantize_row(t);
 }
 
-// Adds the squares of x[l], x[l + 16], ... to lane l of the virtual vector. Lanes behind a ragged end take fma(0, 0,
-// sum) on the CPU: sum is never -0, so leaving that out is the same.
+// Adds the squares of x[l], x[l + 16], ... to lane l of the virtual vector. On the CPU, lanes beyond the end compute
+// fma(0, 0, sum). sum is never -0, so omitting this gives the same bits.
 LANES_DEVICE float add_squares(float sum, const float* x, int n, int lane) {
   int i = lane % 16;
-  for (; i + 240 < n; i += 256) {  // sixteen loads under way, one chain
+  for (; i + 240 < n; i += 256) {  // sixteen loads in flight, one chain
     float v[16];
     LANES_UNROLL
     for (int j = 0; j < 16; j++) v[j] = x[i + 16 * j];
@@ -114,8 +114,8 @@ LANES_DEVICE float norm_scale(float squares_of_lane, int n, float eps) {
   return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
 }
 
-// A thread block takes a row, and brings it to shared memory, a part at a time: the sum of squares is one warp's chain,
-// which would wait for each load.
+// A thread block processes a row and copies it to shared memory, a part at a time, because the sum of squares is a
+// chain in one warp, which would wait for each load from memory.
 struct Norm {
   const float *x, *weight;
   float eps;
@@ -167,7 +167,7 @@ LANES_KERNEL(kRowThreads, 4) add(const Pair t) {
   if (i < t.n) t.out[i] = __fadd_rn(t.a[i], t.b[i]);
 }
 
-// In place, a thread block to a row; its first warp holds the virtual vector.
+// In place, with a thread block per row, whose first warp is the virtual vector.
 struct Softmax {
   float* x;
   int width;
@@ -197,11 +197,11 @@ LANES_KERNEL(kRowThreads, 4) softmax(const Softmax t) {
   for (int i = thread; i < t.width; i += kRowThreads) row[i] = __fdiv_rn(row[i], of_row[1]);
 }
 
-// A thread block to a row and head, a thread to some pairs.
+// A thread block per row and head; each thread rotates some pairs.
 struct Rope {
   float* x;  // rows x heads x dim
   const int* positions;
-  const float *cosine, *sine;  // dim / 2 floats for each position
+  const float *cosine, *sine;  // dim / 2 floats per position
   int heads, dim;
   bool adjacent;
 };
@@ -220,7 +220,8 @@ LANES_KERNEL(kRopeThreads, 16) rope(const Rope t) {
   }
 }
 
-// Cosines and sines of positions, a thread block to a row: native/ops/rope_table.cpp, in its order, in doubles.
+// Cosines and sines of positions, with a thread block per row: as in native/ops/rope_table.cpp, in the same order, in
+// doubles.
 struct RopeTable {
   const double* frequency;  // pairs
   const int* positions;
@@ -251,7 +252,7 @@ LANES_KERNEL(kRopeThreads, 16) rope_table(const RopeTable t) {
   }
 }
 
-// The index of the first that none is larger than, as std::max_element finds it: a NaN counts only at the very front.
+// The index of the first largest value, as from std::max_element: NaN matters only as the first value.
 struct Argmax {
   const float* x;
   int width;
@@ -260,10 +261,10 @@ struct Argmax {
 LANES_KERNEL(kRowThreads, 4) argmax(const Argmax t) {
   LANES_SHARED(shared);
   await_previous();
-  uint32_t* const tops = reinterpret_cast<uint32_t*>(shared);  // of each warp; then indices
+  uint32_t* const tops = reinterpret_cast<uint32_t*>(shared);  // for each warp: largest value, index
   const float* const row = t.x + int64_t(blockIdx.x) * t.width;
   const int thread = int(threadIdx.x), warp = thread / 32;
-  // A float's bits in an order of whole numbers, in which NaN is below everything and both zeros are one.
+  // Maps a float to an integer with the same order, in which NaN is below everything and both zeros are equal.
   const auto place = [&](float v) {
     const uint32_t bits = __float_as_uint(v == 0.0f ? 0.0f : v);
     return v != v ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;

@@ -1,4 +1,4 @@
-// New keys and values into the cache: rotated, rounded to the levels of the format, put where they belong.
+// Stores new keys and values in the cache: they are rotated, rounded to the levels of the format, and written.
 #pragma once
 
 #include "cuda/cache.h"
@@ -6,7 +6,7 @@
 namespace qtensor {
 namespace cuda {
 
-// A warp takes the keys (blockIdx.y = 0) or the values of a head, of one row or, where neighboring positions share
+// A warp processes the keys (blockIdx.y = 0) or the values of a head: of one row, or, if adjacent positions share
 // bytes, of all rows in order.
 struct Store {
   const float *k, *v;  // rows x heads x dim
@@ -18,7 +18,7 @@ constexpr int kStoreThreads = 32;
 static constexpr int store_shared_bytes(int dim) { return dim; }
 static constexpr bool rows_share_bytes(CacheFormat f, bool keys) { return !keys && value_bits(f) < 8; }
 
-// sum of a[i] * b[i] by the virtual vector, whose lane l takes dimensions l, l + 16, ...
+// The sum of a[i] * b[i], computed by the virtual vector, whose lane l adds dimensions l, l + 16, ...
 template <int PIECES>
 LANES_DEVICE float dot_product(const float (&a)[PIECES], const float (&b)[PIECES], int dim, int lane) {
   float sum = 0.0f;
@@ -33,7 +33,7 @@ LANES_DEVICE float dot_product(const float (&a)[PIECES], const float (&b)[PIECES
   return sum_of_lanes(sum);
 }
 
-// Levels of a turned head into `levels`, one byte each (numbers, below 8 bits); returns the scale.
+// Writes the levels of a rotated head to `levels`, one byte each (below 8 bits: numbers of levels). Returns the scale.
 template <int PIECES>
 LANES_DEVICE uint16_t round_to_bytes(const float (&v)[PIECES], int dim, int lane, uint8_t* levels) {
   const uint32_t bits = top_bits_of(v, dim, lane);
@@ -74,7 +74,7 @@ LANES_DEVICE uint16_t round_to_levels(const float (&v)[PIECES], int dim, int lan
   return squares < 1e-30f ? uint16_t(0) : uint16_t(0x7e00);
 }
 
-// One bit field of a byte.
+// Writes one bit field of a byte.
 LANES_DEVICE void put_field(uint8_t* at, int number, int from, int bits, int shift) {
   const int mask = (1 << bits) - 1;
   *at = uint8_t((*at & ~(mask << shift)) | (number >> from & mask) << shift);
@@ -90,7 +90,7 @@ LANES_DEVICE void put(const Store& t, const float (&turned)[PIECES], const Pool&
                                    : round_to_levels(turned, dim, lane, keys ? t.key_levels : t.value_levels, levels);
   if (lane == 0) scales[slot] = scale;
   __syncwarp();
-  if (keys) {  // whole words of four dimensions
+  if (keys) {  // words of four dimensions
     const uint32_t* const four = reinterpret_cast<const uint32_t*>(levels);
     uint32_t* const words = reinterpret_cast<uint32_t*>(head);
     for (int i = lane; i < dim * bits / 32; i += 32)
@@ -111,12 +111,12 @@ LANES_DEVICE void put(const Store& t, const float (&turned)[PIECES], const Pool&
       }
     }
   }
-  __syncwarp();  // the levels are written anew
+  __syncwarp();  // before the levels are overwritten
 }
 
-// Where a row's keys and values go.
+// The place of a row's keys and values.
 struct Place {
-  int slot, block, window_block;  // -1: into none
+  int slot, block, window_block;  // block -1: none
   LANES_DEVICE Place(const Places& t, int row) {
     const int position = t.positions[row], at = t.sequences[row] * t.table_length + position / kTile;
     slot = position % kTile, block = t.tables[at], window_block = t.window_tables == nullptr ? -1 : t.window_tables[at];

@@ -1,6 +1,6 @@
-// The formats without kernels of their own: one kernel serves all of a kind, asks for the format as it goes, which is
-// the same for every thread, and takes four values apart at a time, just before they are multiplied.
-// The twin of kernels/portable/unpacked_blocks.h, where the layouts and their source stand.
+// The formats without kernels of their own. One kernel serves all formats of a kind. It branches on the format, which
+// is the same for all threads, and unpacks four values at a time, just before they are multiplied.
+// Layouts and their source: kernels/portable/unpacked_blocks.h.
 #pragma once
 
 #include "cuda/block_products.h"
@@ -9,7 +9,7 @@
 namespace qtensor {
 namespace cuda {
 
-// Four positive bytes; those whose bit is set become negative. None is 0, so nothing carries from byte to byte.
+// Negates those of four positive bytes whose bit is set. No byte is 0, so there is no carry between bytes.
 LANES_DEVICE uint32_t with_signs(uint32_t bytes, uint32_t bits) {
   const uint32_t ones = (bits & 15) * 0x00204081 & 0x01010101;
   return (bytes ^ ones * 255) + ones;
@@ -17,7 +17,7 @@ LANES_DEVICE uint32_t with_signs(uint32_t bytes, uint32_t bits) {
 LANES_DEVICE uint32_t plus_each(uint32_t a, uint32_t b) {
   return ((a & 0x7f7f7f7f) + (b & 0x7f7f7f7f)) ^ ((a ^ b) & 0x80808080);
 }
-// Bytes below 16 looked up in a table of sixteen, which is four words.
+// Looks up bytes below 16 in a table of sixteen bytes.
 LANES_DEVICE uint32_t look_up(const uint32_t (&table)[4], uint32_t at) {
   uint32_t low = at & 0x07070707;
   low |= low >> 4;
@@ -33,7 +33,7 @@ LANES_DEVICE uint32_t levels_of_mxfp4(uint32_t at) {
   const uint32_t table[4] = {0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc};
   return look_up(table, at);
 }
-// The digit of three that each byte shows once it is multiplied by a power of three: its highest. Two at a time.
+// The highest base-three digit of each byte after multiplication by a power of three. Two bytes at a time.
 LANES_DEVICE uint32_t trits_of(uint32_t bytes, uint32_t power) {
   const uint32_t even = (bytes & 0x00ff00ff) * power & 0x00ff00ff;
   const uint32_t odd = (bytes >> 8 & 0x00ff00ff) * power & 0x00ff00ff;
@@ -43,13 +43,13 @@ LANES_DEVICE uint32_t row_of_eight(const uint64_t* grid, uint32_t row, int half)
   return reinterpret_cast<const uint32_t*>(grid)[2 * row + uint32_t(half)];
 }
 
-// ---- 256 values ----
+// ---- blocks of 256 values ----
 
 // Values 4q .. 4q + 3 of a group of sixteen.
 LANES_DEVICE uint32_t four_of_256(Format format, const Grids* grids, const uint8_t* w, int group, int q) {
-  const int j = group / 2;                        // the 32 values that they are of
-  const int i = 2 * group + q / 2, half = q % 2;  // the eight, and which half
-  const int r = 4 * group + q;                    // the four
+  const int j = group / 2;                        // number of their 32 values
+  const int i = 2 * group + q / 2, half = q % 2;  // number of their eight values, and which half of them
+  const int r = 4 * group + q;                    // number of the four
   const int pairs_at = 32 * (group / 8) + 16 * (group % 2) + 4 * q, pairs_shift = 2 * (j % 4);
   switch (format) {
     case Format::Q2_K:
@@ -90,7 +90,7 @@ LANES_DEVICE uint32_t four_of_256(Format format, const Grids* grids, const uint8
       const uint32_t high = w[32 + i / 2] >> (4 * (i % 2));
       return plus_each(row_of_eight(grids->iq1, w[i] | (high & 7) << 8, half), high & 8 ? 0xffffffff : 0x01010101);
     }
-    default: {  // TQ1_0: five digits in each of 32 bytes, five in each of sixteen, four in each of four
+    default: {  // TQ1_0: 32 bytes of five digits, sixteen bytes of five, and four bytes of four
       const int digit = group < 10 ? j : group < 15 ? group - 10 : q;
       const int at = group < 10 ? 16 * (group % 2) + 4 * q : group < 15 ? 32 + 4 * q : 48;
       return trits_of(load4(w + at), digit == 0 ? 1 : digit == 1 ? 3 : digit == 2 ? 9 : digit == 3 ? 27 : 81);
@@ -129,7 +129,7 @@ LANES_DEVICE int scale_of_16(Format format, const uint8_t* w, int group) {
   }
 }
 
-// What `products` are multiplied by. `row` is the weight's, whose halves may lie behind all levels.
+// The factor of `products`. `row` is the weight's row, whose halves may follow all levels.
 LANES_DEVICE float step_of_256(Format format, const uint8_t* row, int blocks, int b) {
   const BlockLayout of = layout_of(format);
   const uint8_t* const w = row + b * of.levels;
@@ -179,7 +179,7 @@ struct Unpacked256 {
     for (int n = 0; n < TILES; n++)
       for (int i = 0; i < 4; i++) f[n][i] = __fmul_rn(__int2float_rn(products[n][i]), d[i / 2]);
     if (t.format != Format::Q2_K) return;
-    // Two mma more, of sixteen mins and as many sums.
+    // Two more mma, for sixteen mins and sixteen sums.
     const uint32_t a[2] = {load4(w[0] + 4 * q) >> 4 & 0x0f0f0f0f, load4(w[1] + 4 * q) >> 4 & 0x0f0f0f0f};
     const float dmin[2] = {min_step_of_q2_k(w[0]), min_step_of_q2_k(w[1])};
     LANES_UNROLL
@@ -193,7 +193,7 @@ struct Unpacked256 {
   }
 };
 
-// ---- 32 values ----
+// ---- blocks of 32 values ----
 
 // Values 4q .. 4q + 3 of each half.
 LANES_DEVICE uint2 four_of_32(Format format, const uint8_t* w, int q) {
@@ -211,7 +211,7 @@ LANES_DEVICE uint2 four_of_32(Format format, const uint8_t* w, int q) {
   return {levels_of_mxfp4(levels.x), levels_of_mxfp4(levels.y)};
 }
 
-// A row's steps lie behind all its levels.
+// d and m of a block; those of a row follow all its levels.
 struct StepOf32 {
   float d, m;
   LANES_DEVICE StepOf32(Format format, const uint8_t* steps, int block) : m(0.0f) {
@@ -261,7 +261,7 @@ struct Unpacked32 {
   }
 };
 
-// ---- one value, for embeddings ----
+// ---- single values, for embeddings ----
 
 LANES_DEVICE float value_of_256(Format format, const Grids* grids, const uint8_t* row, int blocks, int i) {
   const int b = i / 256, group = i % 256 / 16;

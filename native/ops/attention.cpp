@@ -30,7 +30,7 @@ const int32_t* table_of(const RowPlaces& at, const int32_t* tables, int64_t row)
   return tables + at.sequences[row] * at.table_length;
 }
 
-// What each row writes: one of its two places at least, and none that does not exist.
+// Checks the blocks that each row writes: at least one of its two, and only existing ones.
 void check_written(const RowPlaces& at, const KeyValuePool& pool, const WindowTiles& window) {
   check_rows(at);
   for (int64_t i = 0; i < at.rows; i++) {
@@ -46,7 +46,7 @@ void check_written(const RowPlaces& at, const KeyValuePool& pool, const WindowTi
   }
 }
 
-// What each row reads. Neighbors of one sequence read the same tiles, as far as the furthest of them.
+// Checks the blocks that each row reads. Adjacent rows of a sequence read the same tiles, up to the furthest position.
 void check_read(const RowPlaces& at, const KeyValuePool& pool, const WindowTiles& window) {
   check_rows(at);
   for (int64_t i = 0; i < at.rows;) {
@@ -81,7 +81,7 @@ void put_halves(const KernelTable& table, const float* k, const float* v, int64_
   table.to_half(v, dim, keys + dim * kTilePositions + slot * dim);
 }
 
-// The four levels of each group of a key, which lie side by side.
+// Stores a key. The four levels of a group are adjacent.
 void put_key(const uint8_t* levels, int64_t dim, int bits, int64_t slot, uint8_t* keys) {
   for (int64_t group = 0; group < dim / 4; group++) {
     uint32_t four, byte;
@@ -96,14 +96,14 @@ void put_key(const uint8_t* levels, int64_t dim, int bits, int64_t slot, uint8_t
   }
 }
 
-// One bit field of every fourth byte.
+// Writes one bit field of every fourth byte.
 void put_fields(const uint8_t* levels, int64_t dim, int from, int bits, int shift, uint8_t* out) {
   const unsigned mask = (1u << bits) - 1;
   for (int64_t i = 0; i < dim; i++)
     out[4 * i] = uint8_t((out[4 * i] & ~(mask << shift)) | (levels[i] >> from & mask) << shift);
 }
 
-// A value is one of the four positions of a group, in every lane.
+// Stores a value: one of the four positions of a group, in every lane.
 void put_value(const uint8_t* levels, int64_t dim, int bits, int64_t slot, uint8_t* values) {
   const int64_t group = slot / 4, row_bytes = 4 * dim;
   uint8_t* const lane = values + slot % 4;
@@ -144,7 +144,7 @@ Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValue
   return [=](ThreadPool& threads) {
     check_written(places, pool, window);
     const KernelTable& table = kernels();
-    // A head is written by one thread, row after row: neighboring positions share bytes and cache lines.
+    // One thread writes all rows of a head, because neighboring positions share bytes and cache lines.
     auto task = [&](int64_t head, int) {
       for (int64_t i = 0; i < places.rows; i++) {
         const int64_t p = places.positions[i], tile = p / kTilePositions, slot = p % kTilePositions;
@@ -162,7 +162,7 @@ Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValue
 
 namespace {
 
-// Neighboring rows of one sequence, which read each tile once for all of them.
+// Adjacent rows of one sequence. Each tile is read once for all of them.
 struct Group {
   int64_t row, rows;
 };
@@ -177,12 +177,12 @@ std::vector<Group> group_rows(const RowPlaces& places, int64_t most) {
   return groups;
 }
 
-// One worker's lists of pointers.
+// The lists of pointers of one worker.
 struct Pointers {
   std::vector<const float*> q;
   std::vector<float*> out;
   std::vector<int64_t> limits;
-  std::vector<const uint8_t*> first, second;  // tiles and window tiles, or keys and values of halves
+  std::vector<const uint8_t*> first, second;  // tiles and window tiles; for f16, keys and values
 };
 
 }  // namespace
@@ -196,7 +196,7 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool poo
     const KernelTable& table = kernels();
     const bool by_tiles = attention_by_tiles();
     int64_t rows_together = halves ? 8 : 16;
-    if (!halves && by_tiles) {  // fewer where some threads would get nothing; evenly, but for tiles of sixteen queries
+    if (!halves && by_tiles) {  // fewer if threads would be idle; groups are even, in multiples of four rows
       const int64_t rows = places.rows, most_rows = table.attention_tile_rows;
       const auto groups_of = [&](int64_t together) { return (rows + together - 1) / together; };
       int64_t groups = std::max<int64_t>(1, groups_of(most_rows));

@@ -1,5 +1,5 @@
-// Rows of quantized weights back to floats, for embeddings. One plain implementation for every machine: a step reads a
-// handful of rows, so speed does not matter here.
+// Dequantization of rows, for embeddings. There is one plain implementation for all machines, because a step reads only
+// a few rows.
 #include "ops/dequantize.h"
 
 #include <cstring>
@@ -43,7 +43,7 @@ void with_mins(const uint8_t* row, int64_t k, float* out, Value value) {
   });
 }
 
-// Formats that kernels take apart first.
+// Formats that kernels unpack first.
 template <class F>
 void unpacked_row(const uint8_t* row, int64_t k, float* out) {
   if constexpr (F::kIs256)

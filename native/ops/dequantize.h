@@ -1,4 +1,4 @@
-// Quantized weights, and their rows back to floats.
+// Quantized weights, and dequantization of their rows.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Weight {
 };
 int64_t bytes_per_row(Format format, int64_t k);
 
-// The generic dequantization of `k` values from a row's blocks.
+// Dequantizes the `k` values of a row.
 void dequantize_row(Format format, const uint8_t* row, int64_t k, float* out);
 
 }  // namespace qtensor

@@ -18,28 +18,28 @@ Scratch& memory(Use use) {
   return shared[size_t(use)];
 }
 
-// A multiply-add with a float weight takes as long as so many with bytes, most of it to read and to widen it; adding up
-// the lanes of a row takes as long as sixteen of them.
+// Cost of a multiply-add with a float weight relative to one with bytes: most of it is reading and widening. Reducing
+// the lanes of a row costs as much as sixteen of them.
 constexpr int64_t kFloatCost = 8;
 
 bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
 
-// What computes a product: packed weights by their own kernels, where the family has them, and some in rows by the same
-// ones; other rows by tiles, and what is left of them one by one. Tiles take packed weights as well, from which rows
-// are unpacked; else the generic kernels.
+// Selects the kernels of a product. Packed weights, and some weights in rows, use the slab kernels if the family has
+// them. Other rows use tiles, and the rows that do not fill a tile use the row kernels. Packed weights without slab
+// kernels are unpacked for tiles; if there are no tiles either, the generic kernels read them.
 struct Ways {
   MatmulKernel rows;
   Tiles tiles;
   Slabs slabs;
-  bool unpacks;           // a group of rows after another, into a worker's scratch
-  int64_t batch_at = -1;  // where batch rows are packed for tiles or slabs
-  bool packs = false;     // them, as no product before this one does
+  bool unpacks;           // rows are unpacked for tiles, 32 at a time, into a worker's scratch
+  int64_t batch_at = -1;  // offset of the batch rows that are packed for tiles or slabs
+  bool packs = false;     // this product packs the batch rows; otherwise an earlier one packs them alike
 
   Ways(const KernelTable& table, const Weight& w, int64_t m) {
     const bool packed = w.slab_stride > 0;
     const bool whole = w.k % kSuperBlock == 0;
     if (packed && table.slabs != nullptr) slabs = table.slabs(w.format, m);
-    if (!packed && whole && table.turned != nullptr) slabs = table.turned(w.format, m);
+    if (!packed && whole && table.slabs_of_rows != nullptr) slabs = table.slabs_of_rows(w.format, m);
     if (slabs.kernel == nullptr && table.tiles != nullptr && whole) tiles = table.tiles(w.format, m);
     unpacks = packed && tiles.kernel != nullptr;
     rows = (packed && !unpacks ? kGenericKernels : table).matmul(w.format);
@@ -54,18 +54,18 @@ struct Ways {
   }
 };
 
-// A quarter of so many rows is nowhere near a multiple of a page in the usual formats and widths: four rows that are
-// read together, one from each quarter, stay off each other's cache sets. A gated product goes from one weight to the
-// other with each work item, and takes twice as many: docs/kernels/gemv.md.
+// Four rows are read together, one from each quarter of a work item. With this number of rows, a quarter is not near a
+// multiple of a page in the usual formats and widths, so the four rows use different cache sets. A gated product
+// alternates between two weights and takes twice as many: docs/kernels/gemv.md.
 constexpr int64_t kSmallMRows = 96;
 
-// Rows of one product that one worker computes.
+// Rows of one product, computed by one worker.
 struct WorkItem {
   size_t product;
   int64_t begin, end;
 };
-// Enough work items that a thread which loses its CPU for a while holds nobody up, none so small that claiming it
-// costs.
+// Divides the rows into work items: enough of them that a thread that loses its CPU for a while does not delay the
+// others, but not so small that claiming them costs time.
 std::vector<WorkItem> plan_work(const Matmul& op, const std::vector<Ways>& ways, int threads, int64_t tile_rows) {
   int64_t rows = 0;
   for (const auto& product : op.products) rows += product.weight.rows;
@@ -74,7 +74,7 @@ std::vector<WorkItem> plan_work(const Matmul& op, const std::vector<Ways>& ways,
   int64_t grain = tile_rows > 0 ? tile_rows : op.m > 8 ? 64 : kSmallMRows;
   if (op.m <= 8 && gated) grain = std::max(grain, 2 * kSmallMRows);
   grain = std::min(grain, even);
-  // Whole slabs. A gated product's lie in turns and are read in order, one of each weight.
+  // Whole slabs. Those of a gated product's two weights alternate in memory and are read in order.
   for (size_t i = 0; i < ways.size(); i++)
     if (ways[i].slabs.kernel != nullptr || op.products[i].weight.slab_stride > 0)
       grain = gated || op.m > 8 || even < 2 * kSlabRows ? kSlabRows : 2 * kSlabRows;
@@ -87,27 +87,27 @@ std::vector<WorkItem> plan_work(const Matmul& op, const std::vector<Ways>& ways,
   return plan;
 }
 
-// Packed activations and each thread's scratch begin at pages and leave one between them: what runs ahead of a thread's
-// reading would otherwise take lines that another thread is writing.
+// Packed activations and each thread's scratch begin at pages, with an unused page between them. Otherwise hardware
+// prefetch for one thread would fetch lines that another thread is writing.
 inline int64_t page_stride(int64_t bytes) { return (bytes + 4095) / 4096 * 4096 + 4096; }
 
-constexpr int64_t kPastCacheM = 128;  // results of so many batch rows would only push operands out of the caches
+constexpr int64_t kPastCacheM = 128;  // from this M on, results would evict operands from the caches
 
-// Everything one matmul step knows while it runs.
+// The state of a matmul step while it runs.
 struct MatmulRun {
   const Matmul& op;
-  std::vector<Ways> ways;  // of each product
+  std::vector<Ways> ways;  // one per product
   int64_t blocks = 0;
-  const float* x = nullptr;            // m x k, normed if that was asked for
+  const float* x = nullptr;            // m x k, after the norm, if there is one
   BlockQ8K* quantized = nullptr;       // m x blocks
   BlockQ8x32* quantized_32 = nullptr;  // the same for blocks of 32
   bool any_tiles = false;
   uint8_t *tile_scratch = nullptr, *batches = nullptr;
-  int64_t tile_scratch_bytes = 0, rows_bytes = 0;  // of each worker; unpacked rows first
+  int64_t tile_scratch_bytes = 0, rows_bytes = 0;  // per worker; unpacked rows come first
   uint8_t* slab_scratch = nullptr;
-  int64_t slab_scratch_bytes = 0;  // of each worker; what is turned first, then sums
+  int64_t slab_scratch_bytes = 0;  // per worker: packed rows, then sums
 
-  // Memory for packed batch rows and for workers.
+  // Allocates memory for packed batch rows and workers' scratch.
   void prepare(const KernelTable& table, int workers) {
     int64_t bytes = 0;
     bool any_slabs = false;
@@ -130,24 +130,24 @@ struct MatmulRun {
     tile_scratch = static_cast<uint8_t*>(memory(Use::packed).get(size_t(tile_scratch_bytes * workers + bytes)));
     batches = tile_scratch + tile_scratch_bytes * workers;
     if (!any_slabs) return;
-    slab_scratch_bytes = page_stride(kTurnedBytes + kSlabRows * op.m * int64_t(sizeof(float)));
+    slab_scratch_bytes = page_stride(kPackedScratchBytes + kSlabRows * op.m * int64_t(sizeof(float)));
     slab_scratch = static_cast<uint8_t*>(memory(Use::slabs).get(size_t(slab_scratch_bytes * workers)));
   }
 
   PackTask packing(const Ways& way) const { return {quantized, quantized_32, blocks, op.m, batches + way.batch_at}; }
 
-  // Rows [begin, end) of one product into y, whose batch rows have that stride; y points at row `begin`.
+  // Computes rows [begin, end) of one product. y points to row `begin`; its batch rows are y_stride floats apart.
   void product(size_t number, int64_t begin, int64_t end, float* y, int64_t y_stride, bool past_cache, int worker) {
     const Weight& w = op.products[number].weight;
     const Ways& way = ways[number];
     const int64_t row_bytes = bytes_per_row(w.format, op.k);
     const uint8_t* const weight = w.data + (w.slab_stride > 0 ? begin / kSlabRows * w.slab_stride : begin * row_bytes);
     if (way.slabs.kernel != nullptr) {
-      uint8_t* const turned = slab_scratch + slab_scratch_bytes * worker;
+      uint8_t* const packed = slab_scratch + slab_scratch_bytes * worker;
       SlabTask t{weight, w.slab_stride, end - begin, blocks, batches + way.batch_at, op.m, y, y_stride};
-      t.sums = reinterpret_cast<float*>(turned + kTurnedBytes);
+      t.sums = reinterpret_cast<float*>(packed + kPackedScratchBytes);
       t.row_bytes = w.slab_stride > 0 ? 0 : row_bytes;
-      t.turned = turned;
+      t.packed = packed;
       return way.slabs.kernel(t);
     }
     uint8_t* const scratch = tile_scratch + tile_scratch_bytes * worker;
@@ -178,7 +178,7 @@ struct MatmulRun {
       way.tiles.kernel(t);
     }
     if (tiled == rows) return;
-    // as many batch rows at once as stay in L2 while the rows pass by
+    // as many batch rows at a time as fit L2
     const int64_t chunk = std::max<int64_t>(16, (int64_t(512) << 10) / (blocks * int64_t(sizeof(BlockQ8K))));
     for (int64_t j = 0; j < op.m; j += chunk) {
       MatmulTask t{};

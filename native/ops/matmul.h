@@ -1,4 +1,4 @@
-// Products of quantized weights and rows of floats, with what comes before and after them.
+// Products of quantized weights and rows of floats, fused with the operations before and after them.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ struct Product {
   float* y;  // m x weight.rows
 };
 
-// Products of the same activations, which are quantized once. With a norm the activations are rms_norm(x) of each row.
-// Combine::add adds the product to what y holds; Combine::silu_mul takes two products of one shape and writes
-// silu(first) * second to the first's y. What happens between is float arithmetic in the order of the single
-// operations.
+// Products with the same activations, which are quantized once. With a norm, the activations are rms_norm(x) of each
+// row. Combine::add adds the product to y. Combine::silu_mul takes two products of one shape and writes
+// silu(first) * second to the first product's y. The float operations have the same order as if they were executed one
+// by one.
 enum class Combine { none, add, silu_mul };
 struct Matmul {
   const float* x;

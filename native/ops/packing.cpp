@@ -1,4 +1,4 @@
-// Packing turns dwords: four of four rows at a time. One plain implementation for every machine.
+// Packing transposes four dwords of four rows at a time. There is one plain implementation for all machines.
 #include "ops/packing.h"
 
 #include <cstring>
@@ -35,9 +35,9 @@ constexpr int line_of(int dword) {
   return line;
 }
 
-// Four dwords that follow one another in the file, of all rows, to their lines.
+// Copies four dwords that are consecutive in the file, of all rows, to their lines.
 template <class P, int FIRST>
-void turn(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
+void transpose(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
   constexpr int kFrom[4] = {P::in_file(FIRST), P::in_file(FIRST + 1), P::in_file(FIRST + 2), P::in_file(FIRST + 3)};
   constexpr int kTo[4] = {line_of<P>(kFrom[0]), line_of<P>(kFrom[1]), line_of<P>(kFrom[2]), line_of<P>(kFrom[3])};
   constexpr bool kNeighbors = kFrom[1] == kFrom[0] + 4 && kFrom[2] == kFrom[0] + 8 && kFrom[3] == kFrom[0] + 12;
@@ -49,21 +49,21 @@ void turn(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
   };
   for (int r = 0; r < kGroupRows; r += 4) {
     const Four a = four_of(rows[r]), b = four_of(rows[r + 1]), c = four_of(rows[r + 2]), d = four_of(rows[r + 3]);
-    const Transposed turned = transposed(a, b, c, d);
-    for (int k = 0; k < 4; k++) std::memcpy(lines + kLineBytes * kTo[k] + 4 * r, &turned.four[k], sizeof(Four));
+    const Transposed to = transposed(a, b, c, d);
+    for (int k = 0; k < 4; k++) std::memcpy(lines + kLineBytes * kTo[k] + 4 * r, &to.four[k], sizeof(Four));
   }
 }
 template <class P, int FIRST = 0>
-void turn_all(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
+void transpose_all(const uint8_t* const (&rows)[kGroupRows], uint8_t* lines) {
   if constexpr (FIRST < P::lines) {
-    turn<P, FIRST + 4 <= P::lines ? FIRST : P::lines - 4>(rows, lines);
-    turn_all<P, FIRST + 4>(rows, lines);
+    transpose<P, FIRST + 4 <= P::lines ? FIRST : P::lines - 4>(rows, lines);
+    transpose_all<P, FIRST + 4>(rows, lines);
   }
 }
 
-// And back: to rows of their blocks in the file.
+// The inverse: copies four lines to the rows of their blocks in the file.
 template <class P, int FIRST>
-void turn_back(const uint8_t* lines, uint8_t* rows, int64_t row_bytes) {
+void untranspose(const uint8_t* lines, uint8_t* rows, int64_t row_bytes) {
   constexpr int kTo[4] = {P::in_file(FIRST), P::in_file(FIRST + 1), P::in_file(FIRST + 2), P::in_file(FIRST + 3)};
   constexpr int kFrom[4] = {line_of<P>(kTo[0]), line_of<P>(kTo[1]), line_of<P>(kTo[2]), line_of<P>(kTo[3])};
   constexpr bool kNeighbors = kTo[1] == kTo[0] + 4 && kTo[2] == kTo[0] + 8 && kTo[3] == kTo[0] + 12;
@@ -83,15 +83,15 @@ void turn_back(const uint8_t* lines, uint8_t* rows, int64_t row_bytes) {
   }
 }
 template <class P, int FIRST = 0>
-void turn_all_back(const uint8_t* lines, uint8_t* rows, int64_t row_bytes) {
+void untranspose_all(const uint8_t* lines, uint8_t* rows, int64_t row_bytes) {
   if constexpr (FIRST < P::lines) {
-    turn_back<P, FIRST + 4 <= P::lines ? FIRST : P::lines - 4>(lines, rows, row_bytes);
-    turn_all_back<P, FIRST + 4>(lines, rows, row_bytes);
+    untranspose<P, FIRST + 4 <= P::lines ? FIRST : P::lines - 4>(lines, rows, row_bytes);
+    untranspose_all<P, FIRST + 4>(lines, rows, row_bytes);
   }
 }
 
-// So that pages of a file are met in order (by rows in turns it took ten times as long to map them), and memory is
-// fetched ahead.
+// Touches the pages of a file in order, because mapping them row by row took ten times as long, and lets the hardware
+// prefetch.
 void read_in_order(const uint8_t* from, int64_t bytes) {
   uint8_t all = 0;
   for (int64_t at = 0; at < bytes; at += 64) all ^= from[at];
@@ -109,7 +109,7 @@ void pack_slab(const uint8_t* from, int64_t rows, int64_t blocks, uint8_t* slab)
         const int64_t row = kGroupRows * g + r;
         at[r] = row < rows ? from + row * row_bytes + b * P::bytes : kZeros;
       }
-      turn_all<P>(at, slab + P::lines_at);
+      transpose_all<P>(at, slab + P::lines_at);
       if constexpr (P::halves > 0)
         for (int i = 0; i < P::halves; i++)
           for (int64_t r = 0; r < kGroupRows; r++) std::memcpy(slab + 2 * (kGroupRows * i + r), at[r] + P::half(i), 2);
@@ -159,7 +159,7 @@ void unpack_group(const Weight& packed, int64_t row, uint8_t* to) {
     for (int64_t b = 0; b < packed.k / kSuperBlock; b++, from += groups * P::packed_bytes) {
       uint8_t* const blocks = to + b * P::bytes;
       read_in_order(from, P::packed_bytes);
-      turn_all_back<P>(from + P::lines_at, blocks, row_bytes);
+      untranspose_all<P>(from + P::lines_at, blocks, row_bytes);
       if constexpr (P::halves > 0)
         for (int i = 0; i < P::halves; i++)
           for (int64_t r = 0; r < kGroupRows; r++)

@@ -1,8 +1,8 @@
-// Operations over whole arrays are steps, which run now or are kept in a program and run again.
+// Operations over whole arrays are steps, which run immediately or are stored in a program and run repeatedly.
 //
-// A step holds pointers, not values: what it computes depends on what the arrays hold when it runs. Sizes are checked
-// when a step is made; what arrays contain (row numbers, positions, block tables) is checked when it runs, before
-// anything is written. Both throw std::invalid_argument.
+// A step holds pointers, so its result depends on the contents of the arrays when it runs. Sizes are checked when a
+// step is created; contents (row numbers, positions, block tables) are checked when it runs, before anything is
+// written. Both checks throw std::invalid_argument.
 #pragma once
 
 #include <cstdint>

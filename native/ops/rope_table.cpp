@@ -1,5 +1,5 @@
 // Cosines and sines for rotary positions, in double precision with our own reduction and polynomials, so that the table
-// does not depend on a machine's mathematics library. Compiled without contraction to fused multiply-add.
+// does not depend on the math library of a machine. Compiled without contraction to fused multiply-add.
 #include "ops/rope_table.h"
 
 #include <stdexcept>
@@ -8,8 +8,8 @@
 namespace qtensor {
 namespace {
 
-// x reduced to [-pi/4, pi/4] by subtracting a whole number of pi/2, whose value is held in three parts of which the
-// first two have 33 bits: exact for quotients below 2^20, that is angles below 1.6 million.
+// x reduced to [-pi/4, pi/4] by subtracting a multiple of pi/2. The value of pi/2 has three parts, of which the first
+// two have 33 bits, so the reduction is exact for quotients below 2^20, that is, for angles below 1.6 million.
 struct Reduced {
   double angle;
   int64_t quadrant;
@@ -20,7 +20,7 @@ Reduced reduce(double x) {
   return {((x - n * high) - n * middle) - n * low, int64_t(n)};
 }
 
-// Taylor series: on |x| <= pi/4 the first terms left out are below 2^-60.
+// Taylor series. For |x| <= pi/4, the first omitted terms are below 2^-60.
 double sine_series(double x) {
   const double z = x * x;
   double sum = 0.0;

@@ -1,4 +1,4 @@
-// Operations on rows of floats: fetching, norms, rotation, and what is done to each value.
+// Operations on rows of floats: gathering, norms, rotation, softmax and elementwise operations.
 #pragma once
 
 #include <cstdint>

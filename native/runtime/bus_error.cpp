@@ -15,12 +15,12 @@ size_t last_words_size = 0;
 int last_exit_code = 0;
 constexpr uintptr_t kLowestMapped = uintptr_t(1) << 32;  // of 64-bit processes on macOS
 
-// Any thread may come here, at any instruction and with any lock held: only what is safe in a signal handler.
+// Signal handler: may run in any thread, at any instruction and with any lock held.
 void tell_and_end(int signal, siginfo_t* fault, void*) {
-  // macOS may report a lost page as SIGSEGV too. Below the first page that it maps, the pointer was wrong instead.
+  // macOS may report a lost page as SIGSEGV. An address below the first page that it maps is a wrong pointer instead.
   if (signal == SIGSEGV && reinterpret_cast<uintptr_t>(fault->si_addr) < kLowestMapped) {
     std::signal(SIGSEGV, SIG_DFL);
-    return;  // the instruction fails again
+    return;  // the instruction runs again and ends the process
   }
   const ssize_t written = write(STDERR_FILENO, last_words, last_words_size);
   static_cast<void>(written);

@@ -37,7 +37,7 @@ uint64_t enabled_state() {  // XCR0: which registers the operating system saves
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return uint64_t(high) << 32 | low;
 }
-// Linux saves tile registers only for processes that ask; a container may refuse.
+// Linux saves tile registers only for processes that request it; a container may refuse.
 bool tiles_granted() {
 #if defined(__linux__)
   constexpr long request_permission = 0x1023, tile_data = 18;
@@ -46,7 +46,7 @@ bool tiles_granted() {
   return false;
 #endif
 }
-// macOS saves zmm registers only from a thread's first use on; until then XCR0 lacks them.
+// macOS saves zmm registers only after a thread has used them; until then, XCR0 does not include them.
 bool saves_zmm(uint64_t state) {
 #if defined(__APPLE__)
   (void)state;
@@ -62,7 +62,7 @@ bool bit(uint32_t word, int index) { return word >> index & 1; }
 CpuFeatures detect_cpu_features() {
   CpuFeatures f;
   uint32_t a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return f;  // no OSXSAVE: nothing wide may be used
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return f;  // without OSXSAVE, no wide registers can be used
   const bool fma = bit(c, 12), f16c = bit(c, 29);
   const uint64_t state = enabled_state();
   const bool ymm = (state & 0x6) == 0x6, zmm = saves_zmm(state), tiles = (state & 0x60000) == 0x60000;
@@ -78,7 +78,7 @@ CpuFeatures detect_cpu_features() {
 CpuFeatures detect_cpu_features() {
   CpuFeatures f;
 #if defined(__linux__)
-  constexpr unsigned long dotprod = 1ul << 20, i8mm = 1ul << 13;  // HWCAP_ASIMDDP, HWCAP2_I8MM: old headers lack them
+  constexpr unsigned long dotprod = 1ul << 20, i8mm = 1ul << 13;  // HWCAP_ASIMDDP, HWCAP2_I8MM; not in old headers
   f.dotprod = getauxval(AT_HWCAP) & dotprod;
   f.i8mm = f.dotprod && (getauxval(AT_HWCAP2) & i8mm);
 #elif defined(__APPLE__)

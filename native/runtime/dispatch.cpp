@@ -20,7 +20,7 @@ struct Family {
 };
 
 #if defined(QTENSOR_X86)
-// AVX-512's rows and floats with the entries that a family of tiles has of its own.
+// AVX-512's table with the entries that a family with tiles replaces.
 KernelTable upon_avx512(const KernelTable& tiles) {
   KernelTable t = kAvx512Kernels;
   const auto take = [&](auto... entry) { ((t.*entry = tiles.*entry), ...); };
@@ -52,11 +52,11 @@ const std::vector<Family>& families() {
         {&kNeonKernels, cpu.dotprod},
 #endif
 #if defined(QTENSOR_EMULATED_TILES)
-        {&amx_emulated, cpu.avx512_vnni},  // never the first: there is avx512 before it
+        {&amx_emulated, cpu.avx512_vnni},  // never the default, because avx512 precedes it
 #endif
         {&kGenericKernels, true},
 #if defined(QTENSOR_EMULATED_LANES)
-        {&kCudaEmulatedKernels, true},  // never the first either
+        {&kCudaEmulatedKernels, true},  // never the default
 #endif
     };
   }();

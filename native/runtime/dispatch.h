@@ -1,4 +1,4 @@
-// Which kernels run: the best this CPU has, or the family that was asked for by name.
+// Selects the kernel family: the best one that this CPU supports, or one given by name.
 #pragma once
 
 #include <string>
@@ -8,23 +8,23 @@
 
 namespace qtensor {
 
-// Every family compiled in, best first, whether this CPU runs it or not.
+// All families that are compiled in, best first, including those that this CPU does not support.
 std::vector<std::string> known_kernels();
-// Those this CPU runs, best first. "generic" is always among them.
+// The families that this CPU supports, best first. "generic" is always included.
 std::vector<std::string> available_kernels();
-// The table in force. Chosen at first use.
+// The current table. It is selected at the first call.
 const KernelTable& kernels();
-// Puts another family in force. Throws std::invalid_argument, listing the choices, for an unknown or unsupported name.
+// Selects another family. Throws std::invalid_argument, listing the choices, for an unknown or unsupported name.
 void use_kernels(const std::string& name);
 
-// Whether many queries read a cache of bytes by tiles, where the family in force has any: docs/kernels/attention.md
-// tells what that was predicted to gain. The bits are the same.
+// Default of whether many queries read a cache of bytes with AMX tiles, if the family has them. The bits are the same.
+// Figures: docs/kernels/attention.md.
 inline constexpr bool kAttentionByTiles = true;
 bool attention_by_tiles();
-// "auto" (the constant), "vectors" or "tiles". Throws std::invalid_argument for anything else, and for tiles where the
-// family in force has none.
+// `variant` is "auto" (the default), "vectors" or "tiles". Throws std::invalid_argument for other values, and for
+// "tiles" if the current family has none.
 void use_attention(const std::string& variant);
-// The one of the two that is taken.
+// "vectors" or "tiles", whichever is used.
 std::string attention_variant();
 
 }  // namespace qtensor

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kItemBytes = int64_t(1) << 20;
 constexpr int64_t kLine = 64;
-constexpr int64_t kTasksPerThread = 8;  // so that a thread which was held up leaves some to the others
+constexpr int64_t kTasksPerThread = 8;  // so that the others can take items of a delayed thread
 
 }  // namespace
 
@@ -34,7 +34,7 @@ int64_t multiply_bytes(ThreadPool& pool, int64_t products) {
   for (int8_t& value : random) value = int8_t((state = state * 1664525 + 1013904223) >> 24);
   const int64_t tasks = kTasksPerThread * pool.size();
   const int64_t rounds = (products + tasks * table.peak_products - 1) / (tasks * table.peak_products);
-  std::atomic<uint32_t> sum{0};  // so that nothing is left out for want of a reader
+  std::atomic<uint32_t> sum{0};  // used, so that the compiler cannot omit the products
   auto task = [&](int64_t, int) {
     sum.fetch_add(uint32_t(table.byte_peak(random, rounds)), std::memory_order_relaxed);
   };

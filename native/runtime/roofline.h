@@ -1,4 +1,4 @@
-// What bounds the kernels on this machine: how fast its memory is read and its bytes are multiplied.
+// Measures the limits of the machine: reading memory and multiplying bytes.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,12 @@
 
 namespace qtensor {
 
-// Reads every whole cache line of `bytes` bytes once, the pool's threads taking work items, each in order (1) or in 2
-// or 4 places at a time; the exclusive or of all words.
+// Reads each whole cache line of `bytes` bytes once, in work items for the pool's threads. Each item is read in order
+// (places = 1), or in 2 or 4 places at a time. Returns the exclusive or of all words.
 uint64_t read_memory(ThreadPool& pool, const uint8_t* data, int64_t bytes, int places);
 
-// At least `products` products of bytes with the instructions of the family in force, operands in registers; how many.
+// Computes at least `products` byte products with the instructions of the current family and operands in registers.
+// Returns their number.
 int64_t multiply_bytes(ThreadPool& pool, int64_t products);
 
 }  // namespace qtensor

@@ -21,7 +21,7 @@ inline void relax() {
 #endif
 }
 
-// Long enough to bridge the gap between two operations of a step, short enough to leave an idle CPU idle.
+// Longer than the gap between two operations of a step, but short enough that an idle process leaves its CPUs idle.
 constexpr auto kSpin = std::chrono::microseconds(60);
 
 WorkerRecords::Nanoseconds nanoseconds() {
@@ -37,8 +37,8 @@ int cpu_at_hand() {
 #endif
 }
 
-// Go to another CPU than that one, if there is one we may use. Linux may wake a thread where the one that woke it is
-// at work, and leaves both there for a while: the first step after a pause took 3 to 25 ms longer than the next.
+// Moves to another CPU if the process may use one. Linux may wake a thread on the CPU of the thread that woke it, and
+// leaves both there for a while: the first step after a pause took 3 to 25 ms longer than the next.
 void leave_cpu(int cpu) {
 #if defined(__linux__)
   cpu_set_t all;
@@ -46,14 +46,14 @@ void leave_cpu(int cpu) {
   cpu_set_t others = all;
   CPU_CLR(cpu, &others);
   if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof(others), &others) != 0) return;
-  sched_setaffinity(0, sizeof(all), &all);  // it may go anywhere later on
+  sched_setaffinity(0, sizeof(all), &all);  // it may run anywhere from now on
 #else
   (void)cpu;
 #endif
 }
 
-// macOS chooses cores by a thread's quality of service, and a step is as slow as its slowest thread: whatever the
-// process was started with, its threads go to performance cores.
+// macOS selects cores by a thread's quality of service, and a step is as slow as its slowest thread. Therefore all
+// threads request performance cores, whatever the process was started with.
 void ask_for_fast_core() {
 #if defined(__APPLE__)
   thread_local const int asked = pthread_set_qos_class_self_np(QOS_CLASS_USER_INITIATED, 0);
@@ -61,7 +61,7 @@ void ask_for_fast_core() {
 #endif
 }
 
-// Threads do not survive a fork; the child works alone.
+// Threads do not survive a fork, so the child computes in the calling thread only.
 std::atomic<bool> forked{false};
 
 }  // namespace
@@ -70,7 +70,7 @@ ThreadPool::ThreadPool(int threads)
     : size_(std::max(threads, 1)), records_(size_), next_(std::make_unique<Counter[]>(size_t(size_))) {
   try {
     for (int worker = 1; worker < threads; worker++) workers_.emplace_back([this, worker] { work(worker); });
-  } catch (...) {  // no memory for another thread: those that came to be must not outlive the pool
+  } catch (...) {  // a thread could not be created: those that exist must not outlive the pool
     stop();
     throw;
   }
@@ -158,9 +158,9 @@ void ThreadPool::run_erased(int64_t tasks, Call call, void* context) {
     if (spins < 20000)
       relax();
     else
-      std::this_thread::yield();  // a worker lost its CPU: let it have ours
+      std::this_thread::yield();  // a worker has lost its CPU: let it use this one
   }
-  drain(0, false);  // what a slow caller left to others who then had gone
+  drain(0, false);  // indices that a slow caller left to workers that had already finished
   records_.account(run_, nanoseconds());
 }
 

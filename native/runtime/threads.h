@@ -1,4 +1,4 @@
-// The one thread pool of the process. The thread that calls `run` is worker 0; N threads means N - 1 created.
+// The thread pool of the process. The thread that calls `run` is worker 0, so N threads means that N - 1 are created.
 #pragma once
 
 #include <atomic>
@@ -21,16 +21,16 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // How many indices each worker has computed since there is the pool. While nothing runs.
+  // The number of indices that each worker has computed since the pool was created. Call only while nothing runs.
   std::vector<int64_t> shares();
 
-  // Calls task(index, worker) for every index in [0, tasks), each exactly once, and returns when all are done. An index
-  // is computed whole by one worker, so which worker takes it cannot change a result. `task` must not throw.
+  // Calls task(index, worker) exactly once for each index in [0, tasks), and returns when all calls have returned. One
+  // worker computes an index completely, so the choice of the worker cannot change a result. `task` must not throw.
   //
-  // Every worker has a range of neighboring indices, so that what it asks of memory ahead of time is its own; one that
-  // is done with its range takes from the others'. Nobody is waited for but those who have begun: a worker whose CPU is
-  // taken away before it does is missed by nobody, and one that is much slower than the others leaves the last indices
-  // to them (runtime/worker_record.h).
+  // Each worker has a range of adjacent indices, so that the memory that it prefetches is its own. A worker that has
+  // finished its range takes indices of the others. The run waits only for workers that have begun: a worker that does
+  // not get a CPU does not delay it, and one that is much slower than the others leaves the last indices to them
+  // (runtime/worker_record.h).
   template <class Task>
   void run(int64_t tasks, Task& task) {
     run_erased(
@@ -53,7 +53,7 @@ class ThreadPool {
   struct alignas(64) Epoch {
     std::atomic<uint32_t> value{0};
   };
-  // A run's number, whether it is closed to who has not joined, and how many workers are at it.
+  // The number of a run (upper 32 bits), whether it is closed to new workers, and how many workers are active in it.
   struct alignas(64) Gate {
     std::atomic<uint64_t> value{kClosed};
   };
@@ -63,21 +63,21 @@ class ThreadPool {
   Gate gate_;
   WorkerRecords records_;
   uint64_t run_ = 0;
-  std::unique_ptr<Counter[]> next_;  // of each worker's range
+  std::unique_ptr<Counter[]> next_;  // next index of each worker's range
   Epoch epoch_;
   Call call_ = nullptr;
   void* context_ = nullptr;
   int64_t tasks_ = 0;
-  std::atomic<int> caller_cpu_{-1};  // where the thread that shares the work out is at work
+  std::atomic<int> caller_cpu_{-1};  // CPU of the thread that called run
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
 };
 
-// The pool in force, and the lock that whoever runs work on it holds. Before the first set_thread_count it has 1
-// thread.
+// The current pool, and the lock that must be held to run work on it. Before the first set_thread_count, the pool has
+// one thread.
 ThreadPool& thread_pool();
-int thread_count();                  // of that pool, without the lock
-std::vector<int64_t> work_shares();  // with it
+int thread_count();                  // of that pool; does not take the lock
+std::vector<int64_t> work_shares();  // takes the lock
 void set_thread_count(int threads);
 std::mutex& engine_mutex();
 

@@ -1,4 +1,4 @@
-// What steps share: refusing, memory while they run, and handing out work to the pool.
+// Helpers of steps: errors, scratch memory, and distributing work to the pool.
 #pragma once
 
 #include <sys/mman.h>
@@ -16,7 +16,7 @@ namespace qtensor {
 
 [[noreturn]] inline void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
-// Memory that every step may use while it runs and none keeps. Grows, never shrinks; guarded by engine_mutex().
+// Memory that steps use while they run. It grows and never shrinks. Guarded by engine_mutex().
 class Scratch {
  public:
   void* get(size_t bytes) {
@@ -29,7 +29,7 @@ class Scratch {
       if (data_ == nullptr) throw std::bad_alloc();
       size_ = bytes;
 #if defined(MADV_HUGEPAGE)
-      if (page == kLargePage) madvise(data_, whole, MADV_HUGEPAGE);  // what a product reads again and again
+      if (page == kLargePage) madvise(data_, whole, MADV_HUGEPAGE);  // a product reads it repeatedly
 #endif
     }
     return data_;
@@ -41,8 +41,8 @@ class Scratch {
   void* data_ = nullptr;
   size_t size_ = 0;
 };
-// Runs body(begin, end) over [0, n) in work items of up to `most`, each by one worker; as many for every worker, and
-// all of one size but for the last.
+// Runs body(begin, end) over [0, n) in work items of up to `most` indices. The number of items is a multiple of the
+// number of workers, and all items except the last have the same size.
 template <class Body>
 void parallel_for(ThreadPool& pool, int64_t n, int64_t most, Body body) {
   int64_t items = (n + most - 1) / most;
@@ -52,10 +52,10 @@ void parallel_for(ThreadPool& pool, int64_t n, int64_t most, Body body) {
   pool.run((n + grain - 1) / grain, task);
 }
 
-inline constexpr int64_t kSmall = 16384;  // floats worth less than waking another thread
+inline constexpr int64_t kSmall = 16384;  // fewer floats than this are not worth waking another thread
 
-// Multiply-adds worth less than that: some 20 microseconds of one thread. Waiting for a thread costs little while it
-// has a core to itself, and milliseconds when it does not.
+// Fewer multiply-adds than this are not worth it either: some 20 microseconds of one thread. Waiting for a thread costs
+// little while it has a core of its own, and milliseconds if it does not.
 inline constexpr int64_t kSmallProduct = int64_t(1) << 20;
 
 template <class Task>

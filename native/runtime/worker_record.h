@@ -1,5 +1,6 @@
-// What the thread pool knows of its workers: how fast each is beside the fastest, what it cost that one ended last, and
-// who is left out for a while. The thread that shares the work out writes it all between two runs; there is no lock.
+// Statistics of the thread pool's workers: the speed of each relative to the fastest, the time lost by waiting for a
+// worker that finished last, and which workers are excluded for a while. The thread that calls run writes them between
+// two runs, so there is no lock.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +14,11 @@ class WorkerRecords {
  public:
   using Nanoseconds = int64_t;
 
-  // One run, as a worker saw it. Written by that worker alone while it takes part.
+  // A worker's part in one run. Only that worker writes it, while it takes part.
   struct alignas(64) Part {
     Nanoseconds begun = 0, ended = 0;
     int64_t items = 0, items_in_all = 0;
-    uint64_t run = 0;  // which one
+    uint64_t run = 0;  // number of the run
     bool stood_back = false;
   };
 
@@ -25,21 +26,21 @@ class WorkerRecords {
 
   Part& part(int worker) { return parts_[size_t(worker)]; }
 
-  // Whether this worker takes part in a run that begins now.
+  // Whether this worker is not excluded from a run that begins now.
   bool takes_part(int worker, Nanoseconds now) const {
     return known_[size_t(worker)].out_until.load(std::memory_order_relaxed) <= now;
   }
 
-  // Whether a worker is so slow that it should look how much is left before it takes another item.
+  // Whether a worker is so slow that it must check how many items are left before it takes another one.
   bool is_slow(int worker) const { return known_[size_t(worker)].slowness > kSlow; }
 
-  // Whether the others do `left` items sooner than this worker does one.
+  // Whether the others finish `left` items before this worker finishes one.
   bool should_stand_back(int worker, int64_t left) const {
     const double slowness = known_[size_t(worker)].slowness;
     return slowness > kSlow && slowness * (rate_ - 1 / slowness) > double(left);
   }
 
-  // After a run, which worker 0 shared out.
+  // Updates the statistics after a run. Called by worker 0.
   void account(uint64_t run, Nanoseconds now) {
     const Nanoseconds ended = parts_[0].ended, took = now - parts_[0].begun, waited = now - ended;
     const bool waited_long = waited * 4 > took;
@@ -61,7 +62,7 @@ class WorkerRecords {
       if (took_part && p.items > 0)
         k.slowness += (std::min(time_of_item(p) / least, kSlowest) - k.slowness) / 4;
       else if (took_part && p.stood_back)
-        k.slowness = std::max(1.0, k.slowness * kForgets);  // until it is tried again
+        k.slowness = std::max(1.0, k.slowness * kForgets);  // so that it is eventually tried again
       if (takes_part(int(w), now)) rate_ += 1 / k.slowness;
       if (!took_part || w == 0) continue;
       if (p.ended > last_end) {
@@ -91,23 +92,23 @@ class WorkerRecords {
 
  private:
   struct Known {
-    double slowness = 1;  // time for an item, in that of the fastest
-    double debt = 0;      // what the others waited for it less what it saved them, in nanoseconds
+    double slowness = 1;  // time per item relative to the fastest worker
+    double debt = 0;      // nanoseconds that the others waited for it, minus those that it saved them
     Nanoseconds absence = 0;
-    std::atomic<Nanoseconds> out_until{0};  // asked before a worker knows that it may look
+    std::atomic<Nanoseconds> out_until{0};  // atomic, because a worker reads it before it joins a run
   };
   static double time_of_item(const Part& p) {
     return double(std::max<Nanoseconds>(p.ended - p.begun, 1)) / double(p.items);
   }
 
   static constexpr double kSlow = 2, kSlowest = 1000, kForgets = 0.99;
-  static constexpr double kPatience = 4, kCredit = 64;       // in usual runs
-  static constexpr int64_t kLookedAt = 8;                    // every so many runs, and all that waited long
-  static constexpr Nanoseconds kLongest = int64_t(1) << 36;  // some seventy seconds: one of idle priority stops for two
+  static constexpr double kPatience = 4, kCredit = 64;       // in typical runs
+  static constexpr int64_t kLookedAt = 8;                    // accounts one run in so many, and all that waited long
+  static constexpr Nanoseconds kLongest = int64_t(1) << 36;  // some 70 seconds; a thread at idle priority stops for two
 
   std::vector<Part> parts_;
   std::vector<Known> known_;
-  double rate_;           // items of all workers in the time of the fastest one's
+  double rate_;           // items that all workers finish while the fastest finishes one
   double usual_run_ = 0;  // nanoseconds
 };
 

@@ -221,7 +221,9 @@ def test_every_kernel_page_keeps_its_promise() -> None:
     for page in pages:
         text = read(page)
         assert f"({page.name})" in index, page.name
-        assert all(f"\n## {part}" in text for part in ("The plain version", "The steps", "Tried, and lost")), page.name
+        assert all(f"\n## {part}" in text for part in ("The plain version", "The steps", "Tried and rejected")), (
+            page.name
+        )
 
 
 def test_the_changelog_keeps_its_form() -> None:

@@ -183,18 +183,19 @@ void same_numbers(const std::string& what, const float* y, const float* expected
   }
 }
 
-// Rows by the kernels for slabs, where the family turns them.
-void turned_case(Format f, const MatmulTask& task, const float* expected, const std::string& what, Random later) {
-  const Slabs turned = tested.turned == nullptr ? Slabs() : tested.turned(f, task.m);
-  if (turned.kernel == nullptr || task.k % kSuperBlock != 0) return;
+// Weights in rows by the packed kernels, where the family packs rows while it multiplies.
+void rows_packed_case(Format f, const MatmulTask& task, const float* expected, const std::string& what, Random later) {
+  const Slabs slabs = tested.slabs_of_rows == nullptr ? Slabs() : tested.slabs_of_rows(f, task.m);
+  if (slabs.kernel == nullptr || task.k % kSuperBlock != 0) return;
   const int64_t blocks = task.blocks_per_row, rows = task.row_end, count = task.m * rows;
-  Guarded<uint8_t> batch(task.m * blocks * turned.packing->block_bytes, later, 64), scratch(kTurnedBytes, later, 64);
+  Guarded<uint8_t> batch(task.m * blocks * slabs.packing->block_bytes, later, 64),
+      scratch(kPackedScratchBytes, later, 64);
   const PackTask packing{task.blocks, task.blocks_32, blocks, task.m, batch.data()};
-  for (int64_t j = 0; j < task.m; j++) turned.packing->row(packing, j);
+  for (int64_t j = 0; j < task.m; j++) slabs.packing->row(packing, j);
   Guarded<float> sums(kSlabRows * task.m, later, 64), y(count, later);
-  turned.kernel({task.weight, 0, rows, blocks, batch.data(), task.m, y.data(), rows, sums.data(), task.row_bytes,
-                 scratch.data()});
-  same_numbers(what + ", turned", y.data(), expected, count);
+  slabs.kernel({task.weight, 0, rows, blocks, batch.data(), task.m, y.data(), rows, sums.data(), task.row_bytes,
+                scratch.data()});
+  same_numbers(what + ", packed while multiplied", y.data(), expected, count);
 }
 
 // Sizes as they come, or those of tiles, in which a family without tiles takes the same products row by row.
@@ -215,7 +216,7 @@ void matmul_case(Format f, bool tiles, Random& random) {
   const std::string what = "format " + std::to_string(int(f)) + (tiles ? " tiles" : "") + ", M " + std::to_string(m) +
                            ", rows " + std::to_string(rows) + ", K " + std::to_string(k);
   Random later{random.bits()};  // families shall not differ in what they leave of the other
-  turned_case(f, task, expected.data(), what, later);
+  rows_packed_case(f, task, expected.data(), what, later);
   const Tiles by_tiles = !tiles || tested.tiles == nullptr ? Tiles() : tested.tiles(f, m);
   if (by_tiles.kernel == nullptr) {
     task.y = out.data();
@@ -251,7 +252,7 @@ void slab_case(Format f, Random& random) {
   generic->matmul(f)(task);
   const std::string what = "format " + std::to_string(int(f)) + " packed, M " + std::to_string(m) + ", rows " +
                            std::to_string(rows) + ", K " + std::to_string(k);
-  turned_case(f, task, expected.data(), what, random);
+  rows_packed_case(f, task, expected.data(), what, random);
   const int64_t stride = slab_bytes(f, k, kSlabRows) * random.from(1, 2);
   const Weight packed_weight{f, nullptr, rows, k, stride};
   Guarded<uint8_t> slabs(packed_bytes(packed_weight), random, 64);

@@ -1,12 +1,13 @@
-// M up to 128 (several sequences at once, or a short text) of the formats with mins, with AMX: activations are
-// the A operand, and what one more batch row costs is one more row of tiles. See weights_as_b.h for the operands.
+// Products with AMX for M up to 128 (several sequences at once, or a short text) and the formats with mins. Activations
+// are the A operand, so an additional batch row costs only one more row of tiles. See weights_as_b.h for the operands.
 //
-// The sixteen rows of a tile come from sixteen equal parts of an N tile, and are asked for, as in small_m.h.
+// The sixteen rows of a tile come from sixteen equal parts of an N tile, and are prefetched as in small_m.h.
 //
-// A block is multiplied in steps of up to two tiles of batch rows. Between the tile instructions of a
-// step lie sixteen interleave slots, four for each 64 values (a part). They hold the epilogue of the step before by
-// batch rows, and the values of the next block by units, each unpacked to where the tiles have read for the last time:
-// so there is one set of planes, and more of L1 is left for the activations. Rows come in sixteens.
+// A block is multiplied in steps of up to two tiles of batch rows. Between the tile instructions of a step, there are
+// sixteen interleave slots, four for each 64 values (a part). They execute the epilogue of the previous step, one batch
+// row per slot, and unpack the next block, one unit at a time. A unit overwrites planes that the tiles have read for
+// the last time, so there is one set of planes, which leaves more of L1 for the activations. The number of rows is a
+// multiple of 16.
 #pragma once
 
 #include <immintrin.h>
@@ -28,8 +29,8 @@ constexpr int kMostTilesAsA = 8, kMostMAsA = 16 * kMostTilesAsA, kAsAPartRows = 
 struct AsAScratch {
   BPlanes planes;
   BHeaders headers[3];
-  // Each M tile has sixteen places for its batch rows, however many there are.
-  alignas(64) int32_t high[32][16], low[32][16];         // the tiles of a step, as they were stored
+  // Each M tile has room for sixteen batch rows, even if it has fewer.
+  alignas(64) int32_t high[32][16], low[32][16];         // the stored tiles of a step
   alignas(64) float acc[kAsAPartRows * kMostMAsA * 16];  // [row of a part][batch row][part]
 };
 
@@ -49,13 +50,13 @@ struct ActivationsAsA {
   BHeaders *before = scratch.headers, *now = scratch.headers + 1, *next = scratch.headers + 2;
   int64_t block = 0;
   float* acc = scratch.acc;
-  // of the step before, none at first
+  // of the previous step; null at first
   const ASums* epilogue = nullptr;
   float* epilogue_acc = nullptr;
-  __mmask16 epilogue_seen = 0;  // whether anything is in acc yet: a mask instead of a branch
+  __mmask16 epilogue_seen = 0;  // whether acc has been written: a mask instead of a branch
 
-  // The epilogue of batch row `r` of each tile of step STEP; what both share is loaded once. Mins are multiplied here:
-  // four vector products for a batch row, where a product of tiles with its store and loads takes longer.
+  // The epilogue of batch row `r` of each tile of step STEP; operands of both are loaded once. Mins are multiplied by
+  // four vector products per batch row, because a product of tiles with its store and loads takes longer.
   template <int STEP>
   QTENSOR_INLINE void floats(int r) {
     constexpr bool kOfBlockBefore = STEP == kSteps - 1;
@@ -148,13 +149,13 @@ struct ActivationsAsA {
     epilogue_seen = block == 0 ? 0 : 0xffff;
   }
 
-  // MORE: two blocks of the part follow.
+  // MORE: at least two more blocks of the part follow.
   template <bool MORE>
   QTENSOR_INLINE void one_block(bool has_next) {
     const uint8_t* asked = place.group[0] + kBlocksAhead * Planes::bytes;
-    if (asked >= part_end) asked += 15 * stride;  // behind a part's end the same part of the next N tile follows
+    if (asked >= part_end) asked += 15 * stride;  // beyond the end of a part: that part of the next N tile
     steps(asked, has_next);
-    // headers of the block after the next one take the place of those whose floats are done
+    // headers of the block after the next one replace those whose epilogue has been executed
     if (MORE) Planes::headers(place, 2 * Planes::bytes, *before);
     BHeaders* const after = before;
     before = now;
@@ -168,11 +169,11 @@ struct ActivationsAsA {
   }
 
   QTENSOR_INLINE void run() {
-    int64_t left = part_rows * t.blocks;  // of a part, whose rows lie one after another
+    int64_t left = part_rows * t.blocks;  // of a part, whose rows are adjacent
     Planes::headers(place, 0, *now);
     for_four([&](auto part) __attribute__((always_inline)) {
       constexpr int unit = 2 * decltype(part)::value;
-      if constexpr (unit < 6) {  // the last part follows in the block itself
+      if constexpr (unit < 6) {  // the last part is unpacked while the block is multiplied
         Planes::template values<unit>(place, 0, *now, scratch.planes);
         Planes::template values<unit + 1>(place, 0, *now, scratch.planes);
       }
@@ -185,7 +186,7 @@ struct ActivationsAsA {
     for (int r = 0; r < t.m; r++, y += t.y_stride) write_out(scratch.acc + 16 * (r / each * 16 + r % each), y);
   }
 
-  // One batch row of the N tile: sixteen parts with their rows one after another.
+  // Writes one batch row of the N tile: the rows of sixteen parts, part after part.
   void write_out(const float* from, float* y) const {
     if (part_rows == kAsAPartRows) return write_whole(from, y);
     for (int64_t row = 0; row < part_rows; row++)
@@ -197,9 +198,9 @@ struct ActivationsAsA {
     __m512i four[2][4];  // [rows 0 to 3, 4 to 7][k]: of parts k, 4 + k, 8 + k and 12 + k
     for (int half = 0; half < 2; half++) {
       for (int i = 0; i < 4; i++) four[half][i] = _mm512_load_si512(from + (4 * half + i) * row_stride);
-      turn_fours(four[half]);
+      transpose_fours(four[half]);
     }
-    for (int k = 0; k < 4; k += 2) {  // two neighboring parts are a vector of y
+    for (int k = 0; k < 4; k += 2) {  // two adjacent parts are a vector of y
       const __m512i a = _mm512_shuffle_i32x4(four[0][k], four[1][k], 0x44);
       const __m512i b = _mm512_shuffle_i32x4(four[0][k + 1], four[1][k + 1], 0x44);
       const __m512i r = _mm512_shuffle_i32x4(four[0][k], four[1][k], 0xee);

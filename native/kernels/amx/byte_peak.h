@@ -1,4 +1,4 @@
-// The ceiling of byte products with tiles (generic/byte_peak.h tells what for): four accumulators, as the kernels have.
+// The peak rate of byte products with tiles (purpose: generic/byte_peak.h), with four accumulators, as in the kernels.
 #pragma once
 
 #include <immintrin.h>

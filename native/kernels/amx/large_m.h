@@ -1,10 +1,11 @@
-// Large M with AMX: N tiles of weight tiles through every block. See weights_as_a.h for the operands.
+// Large M with AMX: N tiles, which consist of weight tiles, are multiplied block by block. See weights_as_a.h for the
+// operands.
 //
-// One step is 16 rows x 32 batch rows x one 256-block: 16 integer and 2 bfloat16 tile products. The float step of a
-// step before runs between them, out of a scratch copy of its tiles.
+// One step is 16 rows x 32 batch rows x one 256-block: 16 integer and 2 bfloat16 tile products. The float step of an
+// earlier step runs between them, from a scratch copy of its tiles.
 //
-// An N tile of eight weight tiles goes through the blocks together, so that the activations of a block come from the
-// third cache once for all of them; two of the eight are unpacked at a time, since two stay in L1.
+// The eight weight tiles of an N tile are multiplied with a block before the next block begins, so that the activations
+// of a block are read from L3 once for all of them. Two of the eight are unpacked at a time, because two fit L1.
 #pragma once
 
 #include <immintrin.h>
@@ -26,10 +27,10 @@ struct WeightTile : RowPlanes, RowHeaders {};
 struct LargeMScratch {
   WeightTile group[kGroupTiles];
   StepSums sums[2];
-  // behind it the sums so far: n_tile_product's acc
+  // followed by the sums so far: n_tile_product's acc
 };
 
-// The step of a last M tile that has no second one, by itself.
+// The step of a last M tile without a second one.
 template <class Planes>
 inline void single_step(const WeightTile& rows, PackedTiles x, StepSums& sums) {
   before_tile_loads();
@@ -46,9 +47,9 @@ inline void single_step(const WeightTile& rows, PackedTiles x, StepSums& sums) {
   before_tile_loads();
 }
 
-// One step among many. The integer tiles of the step before are stored when this one's first products are under way, so
-// that nobody waits for the last ones; its float step follows in shade(1) to shade(3) and in the next step's shade(0).
-// The mins of each M tile take tile 7 in turn. Few loads and little else that touches L1 is what counts here.
+// One of many steps. The integer tiles of the previous step are stored while this step's first products run, so that
+// the stores do not wait for its last products. Its float step follows in shade(1) to shade(3) and in the next step's
+// shade(0). The mins of the two M tiles use tile 7 one after the other. Speed depends on few accesses to L1.
 template <class Planes, class Shade>
 inline __attribute__((always_inline)) void weight_tile_step(const WeightTile& rows, PackedTiles x, StepSums* before,
                                                             float (*mins)[16][16], Shade shade) {
@@ -80,7 +81,7 @@ inline __attribute__((always_inline)) void weight_tile_step(const WeightTile& ro
         _tile_stored(2, before->low[0], 64);
         _tile_stored(3, before->low[1], 64);
       }
-      before_tile_loads();  // nor does gcc know that stores write
+      before_tile_loads();  // gcc does not know either that tile stores write memory
       _tile_zero(2);
       _tile_zero(3);
     }
@@ -96,7 +97,7 @@ inline __attribute__((always_inline)) void weight_tile_step(const WeightTile& ro
   if (Planes::has_min) _tile_stored(7, mins[1], 64);
 }
 
-// Sixteen rows of one block, the first of them at `weight`.
+// Unpacks one block of sixteen rows, of which the first is at `weight`.
 template <class Planes>
 inline void unpack_rows(const uint8_t* weight, int64_t row_bytes, WeightTile& to) {
   for (int row = 0; row < 16; row += 4) {
@@ -108,14 +109,14 @@ inline void unpack_rows(const uint8_t* weight, int64_t row_bytes, WeightTile& to
   }
 }
 
-// One weight tile after another with each pair of M tiles, then the last epilogue.
-// at: [pair][weight tile][M tile][16 rows][16 batch rows]. `between` is what else is done once per step.
+// Multiplies each pair of M tiles with one weight tile after the other, then executes the last epilogue.
+// at: [pair][weight tile][M tile][16 rows][16 batch rows]. `between` is called once per step.
 template <class Planes, class Between>
 inline __attribute__((always_inline)) void group_product(const WeightTile* group, int count, PackedTiles x,
                                                          int64_t pairs, __mmask16 seen, StepSums* sums, float* at,
                                                          Between between) {
   Epilogue epilogue, last;
-  int turn = 0;  // integer sums are read before the next are stored, mins are not
+  int turn = 0;  // mins need two buffers; integer sums are read before the next ones are stored
   for (int64_t j = 0; j < pairs; j++)
     for (int tile = 0; tile < count; tile++, turn ^= 1, at += 512) {
       between();
@@ -135,7 +136,8 @@ inline __attribute__((always_inline)) void group_product(const WeightTile* group
   for (int from = 0; from < 16; from += 4) float_step<Planes, 2>(last, from);
 }
 
-// Weight tiles of one N tile through every block, group after group. acc: [group][pair][weight tile][M tile][16][16].
+// Multiplies the weight tiles of one N tile, block by block and group by group.
+// acc: [group][pair][weight tile][M tile][16][16].
 template <class Planes>
 inline void n_tile_product(const TileTask& t, int64_t row, int weight_tiles, WeightTile* group, StepSums* sums,
                            float* acc) {
@@ -143,7 +145,7 @@ inline void n_tile_product(const TileTask& t, int64_t row, int weight_tiles, Wei
   for (int64_t b = 0; b < t.blocks; b++) {
     const PackedTiles x = packed_tiles(t.packed, t.blocks, tiles, b);
     const __mmask16 seen = b == 0 ? 0 : 0xffff;
-    // memory is asked for the weights of the block after the next one, or of the next N tile, a few rows per step
+    // prefetch the weights of the block after the next one, or of the next N tile, a few rows per step
     const int64_t later = b + 2 < t.blocks ? 0 : 16 * weight_tiles, block = b + 2 - (later > 0 ? t.blocks : 0);
     const uint8_t* asked = t.weight + (row + later) * t.row_bytes + block * Planes::bytes;
     int64_t share = 0;

@@ -1,15 +1,16 @@
-// M up to 64 (several sequences at once) of the formats without mins, with AMX: unpacking takes as long as the
-// products, so both go on together. activations_as_a.h is faster for the others.
+// Products with AMX for M up to 64 (several sequences at once) and the formats without mins. Unpacking takes as long as
+// the products, so the two overlap. For formats with mins, activations_as_a.h is faster.
 //
-// The sixteen rows of a tile come from sixteen equal parts of an N tile, a row of each, then the next row of each. So
-// memory is read in sixteen places at a time, each in order, and asked for shortly before its turn, into the first
-// cache: see reads_quarters in kernels/x86/rows.h.
+// The sixteen rows of a tile come from sixteen equal parts of an N tile: the first row of each, then the next row of
+// each. So memory is read in sixteen places at a time, each in order, and is prefetched into L1 shortly before it is
+// used: see reads_quarters in kernels/x86/rows.h.
 //
-// Between the tile instructions of a pair of M tiles lie sixteen interleave slots, four for each 64 values (a part).
-// They hold a row each of the float step before, the values of the next block by four rows of a part, and now and then
-// the headers of the block after that. With one pair a part is unpacked to where the tiles read it one part earlier,
-// the last part of the block at hand beside its own first part: so there is one set of planes, and more of L1 is left
-// for the activations. With two pairs every part is read twice, and there are two sets. Rows come in sixteens.
+// Between the tile instructions of a pair of M tiles, there are sixteen interleave slots, four for each 64 values (a
+// part). Each slot executes one row of the previous float step and unpacks values of the next block, four rows of a
+// part; some also unpack headers of the block after that. With one pair of M tiles, a part is unpacked to where the
+// tiles read it one part earlier, and the last part of the current block during its first part. So there is one set of
+// planes, which leaves more of L1 for the activations. With two pairs, each part is read twice, and there are two sets.
+// The number of rows is a multiple of 16.
 #pragma once
 
 #include <immintrin.h>
@@ -46,7 +47,7 @@ struct SmallM {
   SmallMScratch& scratch;
   const int64_t part_rows = (t.row_end - t.row_begin) / 16;
   const int64_t stride = part_rows * t.row_bytes, stride3 = 3 * stride;
-  const uint8_t* group[4];  // where the block at hand begins in parts 0, 4, 8 and 12
+  const uint8_t* group[4];  // the current block in parts 0, 4, 8 and 12
   const uint8_t* const part_end = t.weight + t.row_begin * t.row_bytes + stride;
   RowHeaders *before = scratch.headers, *now = scratch.headers + 1, *next = scratch.headers + 2;
   int item = 0;
@@ -56,7 +57,7 @@ struct SmallM {
 
   QTENSOR_INLINE FourBlocks blocks(int g, int64_t later) const { return {group[g] + later, stride, stride3}; }
 
-  // Headers of the block after the next one take the place of those of the block before, four rows behind its floats.
+  // Headers of the block after the next one replace those of the previous block, four rows after its float step.
   template <int STEP, int PART, int SLOT, bool MORE>
   QTENSOR_INLINE void slot(const uint8_t*& asked, bool has_next, RowPlanes& mine, RowPlanes& other) {
     constexpr int kEpilogueTiles = TILES % 2 == 1 && STEP == 0 ? 1 : 2;
@@ -85,7 +86,7 @@ struct SmallM {
     RowPlanes &mine = scratch.planes[kSteps == 1 ? 0 : item], &other = scratch.planes[kSteps == 1 ? 0 : item ^ 1];
     const PackedTiles x = packed_tiles(t.packed, t.blocks, TILES, block) + 2 * STEP;
     const uint8_t* asked = group[0] + kBlocksAhead * Planes::bytes;
-    if (asked >= part_end) asked += 15 * stride;  // behind a part's end the same part of the next N tile follows
+    if (asked >= part_end) asked += 15 * stride;  // beyond the end of a part: that part of the next N tile
     if (STEP == 1) asked += 8 * stride;
     before_tile_loads();
     _tile_zero(0);
@@ -117,7 +118,7 @@ struct SmallM {
     epilogue = {&scratch.sums, scratch.sums.mins, now, x.sums, acc + 2 * STEP * kSmallMTileStride, seen};
   }
 
-  // MORE: two blocks of the part follow.
+  // MORE: at least two more blocks of the part follow.
   template <bool MORE>
   QTENSOR_INLINE void one_block(bool has_next) {
     step<0, MORE>(has_next);
@@ -136,7 +137,7 @@ struct SmallM {
 
   QTENSOR_INLINE void run() {
     for (int g = 0; g < 4; g++) group[g] = t.weight + t.row_begin * t.row_bytes + 4 * g * stride;
-    int64_t left = part_rows * t.blocks;  // of a part, whose rows lie one after another
+    int64_t left = part_rows * t.blocks;  // of a part, whose rows are adjacent
     for (int g = 0; g < 4; g++) {
       Planes::headers(blocks(g, 0), *now, 4 * g);
       for_four([&](auto part) __attribute__((always_inline)) {

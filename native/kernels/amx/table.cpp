@@ -1,6 +1,6 @@
 // Kernels for AMX: tiles for many batch rows and for attention over bytes. The rest of the family is AVX-512's, which
-// would have the same instructions here and take as long to compile again: runtime/dispatch.cpp puts both together.
-#pragma GCC diagnostic ignored "-Wunused-function"  // what shared headers hold for the rest
+// would have the same instructions here and double the time of compilation. runtime/dispatch.cpp combines the two.
+#pragma GCC diagnostic ignored "-Wunused-function"  // functions in shared headers
 
 #include "kernel_table.h"
 #include "kernels/amx/activations_as_a.h"
@@ -53,7 +53,8 @@ Tiles tiles(Format format, int64_t m) {
 
 }  // namespace
 
-// What has no tiles of AMX has AVX-512's, for which batch rows are packed otherwise; they ask for memory as AMX's do.
+// Formats without AMX tiles use AVX-512's, for which batch rows are packed differently. They are compiled here with
+// AMX's tuning.h.
 constinit const KernelTable kAmxKernels = {.name = QTENSOR_TABLE_NAME,
                                            .attention_bytes = attention_bytes,
                                            .byte_peak = byte_peak,

@@ -1,9 +1,9 @@
-// Attention of many queries over bytes by tiles: the bits of byte_attention.h, sixteen queries at a time.
+// Attention of many queries over bytes with AMX tiles: the same bits as byte_attention.h, sixteen queries at a time.
 //
-// The cache lies as tiles want their right operand, keys [dim / 4][128 positions][4] and values [128 / 4][dim][4], and
-// is read from there. Queries are signed bytes; the weights of values, 15 bits, go as two planes of unsigned bytes.
-// Between the products each query's floats take the steps of TileSteps in the same order, but what is one number per
-// query is computed for sixteen of them in one register. A block of four tiles of sums is worked on while the products
+// The cache has the layout of a B operand, keys [dim / 4][128 positions][4] and values [128 / 4][dim][4], and tiles are
+// loaded from it. Queries are signed bytes. The weights of values, 15 bits, are two planes of unsigned bytes. Between
+// the products, each query's float steps are those of TileSteps in the same order, but numbers of which each query has
+// one are computed for sixteen queries in one register. A block of four tiles of sums is processed while the products
 // of the next one run.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace qtensor {
 namespace {
 
 constexpr int64_t kTileQueries = 16;
-constexpr int64_t kLeastTileQueries = kTileQueries;  // with fewer, tiles that are mostly empty gain little
+constexpr int64_t kLeastTileQueries = kTileQueries;  // with fewer, tiles are mostly empty and gain little
 
 // Lane i is the horizontal reduction of a[i], in the order (l, l+8), (l, l+4), (l, l+2), (l, l+1).
 template <class Join>
@@ -40,18 +40,18 @@ inline V16 reduce_sixteen(const V16 (&a)[16], Join join) {
   return _mm512_permutexvar_ps(order, one);
 }
 
-// Sixteen queries and what one tile of the cache makes of them.
+// The state of sixteen queries for one tile of the cache.
 struct alignas(64) TileQueries {
   float lanes[kTileQueries][kTilePositions];  // sums, then scores, then powers times the scale of their value
   uint8_t high[kTileQueries][kTilePositions], low[kTileQueries][kTilePositions];  // weights = 256 * high + low
   int32_t sums[2][2][2][kTileQueries][16];  // [turn][high, low][tile of dimensions]: weights times values
-  V16 partial[kTileQueries];                // of each query, by lanes: still to be reduced
+  V16 partial[kTileQueries];                // by lanes, for each query; not yet reduced
   float score_unit[16], value_unit[16], correction[16], top[16], inverse[16];
   int32_t score_start[16], value_start[16];
   int64_t count[16];  // positions of this tile that the query sees
 };
 
-// Runs `shade(part, parts)` once for each step in depth, beside its products.
+// Computes sums of 64 positions. Calls `shade(part, parts)` once for each step in depth, to overlap with its products.
 template <class Shade>
 inline void score_block(const int8_t* queries, int64_t stride, const uint8_t* keys, int64_t dim, int64_t depth,
                         float* out, Shade shade) {
@@ -80,7 +80,7 @@ inline void score_block(const int8_t* queries, int64_t stride, const uint8_t* ke
   _tile_stored(3, out + 48, 4 * kTilePositions);
 }
 
-// Both planes with TILES tiles of dimensions, over the first `used` positions.
+// Multiplies both planes of weights with TILES tiles of dimensions, over the first `used` positions.
 template <int TILES, class Shade>
 inline void value_block(const TileQueries& w, const uint8_t* values, int64_t dim, int64_t depth, int64_t used,
                         int32_t (&out)[2][2][kTileQueries][16], Shade shade) {
@@ -118,7 +118,7 @@ inline __mmask16 seen_lanes(int64_t count, int64_t from) {
   return seen >= 16 ? __mmask16(0xffff) : seen <= 0 ? __mmask16(0) : first_lanes(seen);
 }
 
-// Scores of 64 positions of queries [from, to), and the largest of each lane so far.
+// Computes scores of 64 positions for queries [from, to), and the largest score of each lane so far.
 template <bool WHOLE>
 inline void scale_scores(TileQueries& w, const ByteScratch& s, int64_t half, int64_t from, int64_t to) {
   const V16 nothing = v_set(-1e30f);
@@ -137,7 +137,8 @@ inline void scale_scores(TileQueries& w, const ByteScratch& s, int64_t half, int
   }
 }
 
-// Scores to powers times the scale of their value, and the sum of the powers by lanes; the largest weight by lanes.
+// Converts scores to powers times the scale of their value. Also computes, by lanes, the sum of the powers and the
+// largest weight.
 template <bool WHOLE>
 inline void raise_powers(TileQueries& w, const ByteScratch& s, int64_t queries, int64_t laid, V16 (&largest)[16],
                          FetchAhead& ahead, int64_t turns) {
@@ -162,8 +163,8 @@ inline void raise_powers(TileQueries& w, const ByteScratch& s, int64_t queries, 
   }
 }
 
-// Those to two planes of bytes, and the sum of each query's weights by lanes. A scale is never negative, so neither is
-// a weight; where the largest is no number, the packing makes noughts of what is none.
+// Converts these to two planes of bytes, and computes the sum of each query's weights by lanes. Scales are never
+// negative, so weights are not either. If the largest weight is NaN, packing turns NaN into zeros.
 inline void lay_planes(TileQueries& w, int64_t queries, int64_t laid) {
   const __m512i low_byte = _mm512_set1_epi16(255), ones = _mm512_set1_epi16(1);
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -184,7 +185,7 @@ inline void lay_planes(TileQueries& w, int64_t queries, int64_t laid) {
   }
 }
 
-// o = fma(float(sum), unit, o * correction) for TILES tiles of dimensions of queries [from, to).
+// o = fma(float(sum), unit, o * correction) for TILES tiles of dimensions and queries [from, to).
 template <int TILES>
 inline void add_values(const TileQueries& w, const int32_t (&sums)[2][2][kTileQueries][16], const int32_t* chosen,
                        float* o, int64_t dim, int64_t from, int64_t to) {
@@ -200,14 +201,14 @@ inline void add_values(const TileQueries& w, const int32_t (&sums)[2][2][kTileQu
   }
 }
 
-// One tile of the cache for up to sixteen of the chosen queries. WHOLE: each of them sees all of it.
+// Processes one tile of the cache for up to sixteen of the chosen queries. WHOLE: each of them sees the whole tile.
 template <bool WHOLE>
 inline void tile_queries(const ByteAttentionTask& t, const uint8_t* keys, const uint8_t* values, const int32_t* chosen,
                          int64_t queries, int64_t before, int64_t depth, const ByteScratch& s, FetchAhead& ahead,
                          int64_t turns) {
   auto& w = *reinterpret_cast<TileQueries*>(s.rest);
   const auto* bytes = reinterpret_cast<const int8_t*>(s.query) + chosen[0] * t.dim;
-  if (queries < kTileQueries || chosen[queries - 1] - chosen[0] != queries - 1) {  // not side by side
+  if (queries < kTileQueries || chosen[queries - 1] - chosen[0] != queries - 1) {  // not adjacent
     auto* const gathered = reinterpret_cast<int8_t*>(&w + 1);
     for (int64_t q = 0; q < kTileQueries; q++)
       __builtin_memcpy(gathered + q * t.dim, s.query + chosen[q < queries ? q : 0] * t.dim, size_t(t.dim));
@@ -287,7 +288,7 @@ inline void tile_queries(const ByteAttentionTask& t, const uint8_t* keys, const 
 
 inline int64_t tile_depth(int64_t dim) { return dim % 64 == 0 ? 64 : dim % 32 == 0 ? 32 : 16; }
 
-// As read_tile; below 8 bits the levels become bytes once for all who read them.
+// Like read_tile. Below 8 bits, levels are unpacked to bytes once for all queries.
 inline void read_tile_by_tiles(const ByteAttentionTask& t, CacheFormat format, const uint8_t* data, const uint8_t* next,
                                int64_t before, int64_t readers, const ByteScratch& s) {
   if (readers < kLeastTileQueries) return read_tile(t, format, data, next, before, readers, s);

@@ -10,25 +10,25 @@
 namespace qtensor {
 namespace {
 
-// The tiles of one step, as they were stored: [M tile][row][batch row].
+// The stored tiles of one step: [M tile][row][batch row].
 struct alignas(64) StepSums {
   int32_t high[2][16][16];
   int32_t low[2][16][16];
   float mins[2][16][16];
 };
 
-// The float step of a step whose tiles are stored: it runs in the interleave slots of the next one.
+// Operands of the float step of a step whose tiles are stored. It runs in the interleave slots of the next step.
 struct Epilogue {
   const StepSums* sums = nullptr;
   const float (*mins)[16][16] = nullptr;
   const RowHeaders* rows = nullptr;
   const PackedSums* x = nullptr;
   float* acc = nullptr;     // [M tile][row][batch row]
-  __mmask16 seen = 0xffff;  // nothing is in acc yet: zero. A mask instead of a branch
+  __mmask16 seen = 0xffff;  // 0: acc has not been written. A mask instead of a branch
 };
 
-// The float step for rows [from, from + ROWS) of a finished step of M_TILES tiles. In acc rows and M tiles
-// have these strides, in floats.
+// The float step for rows [from, from + ROWS) of a finished step of M_TILES tiles. The strides are those of rows and M
+// tiles in acc, in floats.
 template <class Planes, int M_TILES, int64_t ROW_STRIDE = 16, int64_t TILE_STRIDE = 256, int ROWS = 4>
 inline __attribute__((always_inline)) void float_step(const Epilogue& epilogue, int from) {
   __m512 dx[M_TILES];

@@ -1,4 +1,4 @@
-// The eight tiles: their shapes, and what must be said to a compiler that does not know what tile instructions read.
+// Configuration of the eight tiles, and barriers for a compiler that does not know which memory tile instructions read.
 #pragma once
 
 #include <immintrin.h>
@@ -19,11 +19,11 @@ static_assert(sizeof(TileConfig) == 64);
 #define QTENSOR_LOAD_TILE_CONFIG(config) __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory")
 #endif
 
-// Tiles 0 to 3 are sums of `rows` x 16; 4 and 5 hold as many rows of `depth` bytes, 6 and 7 the same depth in groups of
-// four with 16 columns. The tiles are zero afterwards. At a depth of 64 and with 16 rows all have one shape, and any
-// may be anything.
+// Tiles 0 to 3 are sums of `rows` x 16. Tiles 4 and 5 have `rows` rows of `depth` bytes. Tiles 6 and 7 have the same
+// depth, in groups of four with 16 columns. All tiles are zero afterwards. With a depth of 64 and 16 rows, all tiles
+// have one shape and can be used for any purpose.
 inline void configure_tiles(int depth = 64, int rows = 16) {
-  // volatile: gcc 12 believes ldtilecfg to read eight bytes and drops the other stores
+  // volatile, because gcc 12 assumes that ldtilecfg reads eight bytes and drops the other stores
   volatile TileConfig config;
   for (int i = 0; i < 8; i++) {
     const bool is_a = i == 4 || i == 5;
@@ -33,7 +33,7 @@ inline void configure_tiles(int depth = 64, int rows = 16) {
   QTENSOR_LOAD_TILE_CONFIG(config);
 }
 
-// What was written before is in memory for the tile loads that follow: to gcc 12 those read nothing.
+// Ensures that earlier writes are in memory for the following tile loads, which read nothing according to gcc 12.
 inline void before_tile_loads() { __asm__ volatile("" ::: "memory"); }
 
 }  // namespace

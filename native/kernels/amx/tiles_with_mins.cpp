@@ -1,5 +1,5 @@
-// Tiles of the formats with mins, compiled beside the rest of the family: see kernel_table.h.
-#pragma GCC diagnostic ignored "-Wunused-function"  // what shared headers hold for the rest
+// Tiles of the formats with mins, compiled in parallel with the rest of the family: see kernel_table.h.
+#pragma GCC diagnostic ignored "-Wunused-function"  // functions in shared headers
 
 #include "kernel_table.h"
 #include "kernels/amx/activations_as_a.h"

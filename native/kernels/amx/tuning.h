@@ -1,4 +1,4 @@
-// How much this family takes together, and how it asks for memory.
+// Numbers of rows that this family processes together, and how it prefetches.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,11 @@
 namespace qtensor {
 namespace {
 
-// Of attention over halves: vectors of scores and of values, and queries that share them.
+// For attention over halves: vectors of scores and of values, and queries that share them.
 constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4;
-// Of products of small M: batch rows that share an unpacked row.
+// For products of small M: batch rows that share an unpacked row.
 constexpr int kBatchGroup = 4;
-// From which M on tiles are faster than rows.
+// The smallest M for which tiles are faster than rows.
 constexpr int64_t kTilesFromM = 4;
 // See AheadInOrder.
 inline bool touches_farther() { return false; }

@@ -1,14 +1,14 @@
-// What tiles multiply: K-quant weights as two exact byte planes, 8-bit activations packed, and the mins.
+// Operands of tiles: K-quant weights as two exact byte planes, packed 8-bit activations, and mins.
 //
-// A weight's integer q*sc needs more than a byte, so it is split as high * 2^shift + low into two byte planes; both are
-// multiplied exactly and joined as integers, which gives the very sum that the vector kernels compute. How the planes
-// are made cheaply is each format's business (see below). Weights are the A operand, 16 rows of 64 values; activations
-// are packed beforehand as B, [k/4][16 batch rows][4 bytes].
+// A weight's integer q*sc does not fit a byte, so it is split as high * 2^shift + low into two byte planes. Both are
+// multiplied exactly and joined as integers, which gives the same sum as the vector kernels. Each format has its own
+// way to compute the planes (see below). Weights are the A operand, 16 rows of 64 values; activations are packed
+// beforehand as B, [k/4][16 batch rows][4 bytes].
 //
-// The sums of mins run through the tiles too: sum_j m_j * sums32_j as bfloat16 with sums32 = high + low, both exact
-// (a multiple of 64 up to 64 * 64, and 0..63). A min is given as 128 + m, whose bfloat16 is 0x4300 + m, without any
-// arithmetic; what is too much, 128 times the sum of all, is a ninth pair of products, with -128. Everything stays
-// below 2^24, so float32 holds it exactly in any order.
+// The sums of mins are computed by tiles too: sum_j m_j * sums32_j as bfloat16 with sums32 = high + low, both exact
+// (a multiple of 64 up to 64 * 64, and 0..63). A min is stored as 128 + m, whose bfloat16 is 0x4300 + m, without any
+// arithmetic. The excess, 128 times the sum of all, is subtracted by a ninth pair of products, with -128. All numbers
+// are below 2^24, so float32 is exact in any order.
 #pragma once
 
 #include <immintrin.h>
@@ -26,21 +26,21 @@
 namespace qtensor {
 namespace {
 
-// Activations of one M tile of one block. The values of all lie together, a page each, and behind them the rest of
-// all: a load that has the same place in its page as a store shortly before waits for it, and so, with one set of
-// planes, none of the tiles that small_m.h loads for 64 values meets those that it unpacks meanwhile.
+// Activations of one M tile of one block. The values of all M tiles and blocks are stored first, a page each, followed
+// by the other data of all. A load waits for a recent store at the same offset in its page. With this layout and one
+// set of planes, the tiles that small_m.h loads for 64 values do not conflict with those that it unpacks meanwhile.
 struct PackedValues {
   int8_t q[4][16][16][4];  // [64 values][k / 4][batch row][k % 4]
 };
 struct PackedSums {
-  // bfloat16 [k / 2][batch row][k % 2] as the rows' mins have them: rows 0 to 3 high, 4 to 7 low, then that of all,
-  // zeros
+  // bfloat16 [k / 2][batch row][k % 2], in the order of the rows' mins: k / 2 = 0 to 3 high, 4 to 7 low, then the sum
+  // of all, zeros
   uint16_t mins[16][16][2];
   float d[16];
 };
 static_assert(sizeof(PackedValues) == 4096 && sizeof(PackedSums) % 64 == 0);
 
-// The M tiles of one block, one after another.
+// The M tiles of one block, which are adjacent.
 struct PackedTiles {
   const PackedValues* values;
   const PackedSums* sums;
@@ -54,12 +54,12 @@ inline PackedTiles packed_tiles(const uint8_t* packed, int64_t blocks, int64_t t
   return PackedTiles{values, reinterpret_cast<const PackedSums*>(values + blocks * tiles)} + block * tiles;
 }
 
-// Integers that a bfloat16 holds exactly, as such in the lower halves.
+// Converts integers that are exact in bfloat16 to bfloat16, in the lower words of dwords.
 inline __m256i bfloat16_of(__m256i exact) {
   return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(exact)), 16);
 }
 
-// What a batch row's mins are multiplied with, as its dwords of PackedSums::mins.
+// The factors of mins for a batch row, as its dwords of PackedSums::mins.
 inline __m512i packed_sums(const BlockQ8K& x) {
   const __m128i words = _mm_load_si128((const __m128i*)x.sums32);
   const __m256i sums = _mm256_cvtepi16_epi32(words), low = _mm256_and_si256(sums, _mm256_set1_epi32(63));
@@ -76,7 +76,7 @@ inline __m512i packed_sums(const BlockQ8K& x) {
 
 inline void pack_b(const PackTask& t, int64_t tile, int64_t block) {
   const int64_t blocks = t.blocks, first = 16 * tile, count = t.m - first < 16 ? t.m - first : 16;
-  const BlockQ8K* const from = t.x + first * blocks + block;  // a stride of `blocks` between batch rows
+  const BlockQ8K* const from = t.x + first * blocks + block;  // batch rows are `blocks` blocks apart
   const PackedTiles to = packed_tiles(t.packed, blocks, (t.m + 15) / 16, block) + tile;
   auto& values = const_cast<PackedValues&>(*to.values);
   auto& sums = const_cast<PackedSums&>(*to.sums);
@@ -96,30 +96,30 @@ inline void pack_b(const PackTask& t, int64_t tile, int64_t block) {
   for (int k = 0; k < 16; k++) _mm512_store_si512(sums.mins[k], mins[k]);
 }
 
-// Sixteen rows of weights for one block: what the tiles read, and the scales of the rows.
+// One block of sixteen rows of weights: the planes that the tiles read, and the headers of the rows.
 struct alignas(64) RowPlanes {
   uint8_t high[4][16][64];  // [64 values][row][value]
   uint8_t low[4][16][64];
 };
 struct alignas(64) RowHeaders {
-  uint8_t scales[16][16];  // where the format has mins: eight high parts of scales, eight low ones
+  uint8_t scales[16][16];  // for formats with mins: eight high parts of scales, eight low parts
   uint16_t mins[16][32];   // bfloat16 [row][128 + m_0 ... 128 + m_7, the same eight, -128, -128, zeros]
   float d[16];
   float dmin[16];
-  // What unpacking leaves as it is.
+  // Initializes the part that unpacking does not write.
   void begin() {
     const __m256i behind = _mm256_zextsi128_si256(_mm_cvtsi32_si128(int(0xc300c300)));  // -128 twice, zeros
     for (int r = 0; r < 16; r++) _mm256_store_si256((__m256i*)(mins[r] + 16), behind);
   }
 };
-constexpr char kMinExponent = 0x43;  // the upper byte of a bfloat16 in [128, 256), whose lower one counts from 128 on
+constexpr char kMinExponent = 0x43;  // the upper byte of a bfloat16 in [128, 256); the lower is its value minus 128
 
-// For vpshufb: which byte of a row's scales, given in every lane, belongs to the values of a part; other bytes zero.
-// vpermw, which orders words, takes a slot on both vector ports. In memory, because gcc would build them anew each
-// time.
+// Operands of vpshufb that select, from a row's scales in each lane, the bytes for the values of a part; other bytes
+// become zero. vpermw, which permutes words, would take a slot on both vector ports. They are in memory, because gcc
+// would otherwise build them from constants each time.
 struct alignas(64) ScaleOrders {
-  uint16_t high[4][32] = {}, low[4][32] = {};  // [part][lane] of scales by 32
-  uint16_t upper[4][32] = {};                  // of scales by 16, to the upper byte of a word
+  uint16_t high[4][32] = {}, low[4][32] = {};  // [part][lane], for scales of 32 values
+  uint16_t upper[4][32] = {};                  // for scales of 16 values, to the upper byte of a word
   constexpr ScaleOrders() {
     for (int part = 0; part < 4; part++)
       for (int lane = 0; lane < 32; lane++) {
@@ -131,21 +131,21 @@ struct alignas(64) ScaleOrders {
 };
 constexpr ScaleOrders kScaleOrders;
 
-// The same block of four rows, `stride` bytes from one to the next.
+// One block of four rows, which are `stride` bytes apart.
 struct FourBlocks {
   const uint8_t* first;
-  int64_t stride, stride3;  // three times as far: a row's address is then part of an instruction
+  int64_t stride, stride3;  // stride3 is 3 * stride, so that a row's address fits an instruction
   const uint8_t* at(int r) const { return first + (r == 3 ? stride3 : r * stride); }
 };
 
-// Q4_K and Q5_K: sc = 8 * (sc >> 3) + (sc & 7), so high = q * (sc >> 3) and low = q * (sc & 7) stay below 256, and one
-// 16-bit multiplication makes two byte products at once without a carry between them.
+// Q4_K and Q5_K: sc = 8 * (sc >> 3) + (sc & 7), so high = q * (sc >> 3) and low = q * (sc & 7) are below 256, and one
+// 16-bit multiplication computes two byte products without a carry between them.
 template <class Quant>
 struct MinPlanes {
   static constexpr bool has_min = true, is_signed = false;
   static constexpr int shift = 3;
   static constexpr int64_t bytes = Quant::bytes;
-  // To rows [row, row + 4).
+  // Unpacks headers to rows [row, row + 4).
   static QTENSOR_INLINE void headers(FourBlocks from, RowHeaders& to, int row) {
     const uint8_t* const place[4] = {from.at(0), from.at(1), from.at(2), from.at(3)};
     const __m512i raw = rows_16(place, 0), bytes = scale_and_min_bytes(raw);
@@ -162,7 +162,7 @@ struct MinPlanes {
     _mm_store_ps(to.d + row, _mm256_castps256_ps128(both));
     _mm_store_ps(to.dmin + row, _mm256_extractf128_ps(both, 1));
   }
-  // Values [64 PART, 64 PART + 64) to rows [row, row + 4), whose headers are there.
+  // Unpacks values [64 PART, 64 PART + 64) to rows [row, row + 4), whose headers have been unpacked.
   template <int PART>
   static QTENSOR_INLINE void values(FourBlocks from, const RowHeaders& headers, RowPlanes& to, int row) {
     __m512i high = _mm512_load_si512(kScaleOrders.high[PART]), low = _mm512_load_si512(kScaleOrders.low[PART]);
@@ -177,10 +177,10 @@ struct MinPlanes {
     }
   }
 };
-// Q6_K: sc * (q - 32) lies in [-4064, 4096] = 256 * high + low, its upper and its lower byte. Bytes at even and at odd
-// places are multiplied apart, as (q - 32) * 256 with sc * 256, whose upper half is the product.
+// Q6_K: sc * (q - 32) is in [-4064, 4096] and is split into its upper and lower bytes, 256 * high + low. Bytes at even
+// and at odd positions are multiplied separately, (q - 32) * 256 by sc * 256; the upper half is the product.
 struct SignedPlanes {
-  static constexpr bool has_min = false, is_signed = true;  // the upper byte is
+  static constexpr bool has_min = false, is_signed = true;  // the upper byte is signed
   static constexpr int shift = 8;
   static constexpr int64_t bytes = sizeof(BlockQ6_K);
   static QTENSOR_INLINE void headers(FourBlocks from, RowHeaders& to, int row) {
@@ -213,7 +213,7 @@ struct Number {
   static constexpr int value = VALUE;
 };
 
-// Calls with Number<0>() to Number<3>(), one after another.
+// Calls call(Number<0>()) to call(Number<3>()), in this order.
 template <class Call>
 QTENSOR_INLINE void for_four(Call call) {
   call(Number<0>());

@@ -1,11 +1,10 @@
-// What tiles multiply where M is small: activations as the A operand, weights as B. A product of tiles takes the longer
-// the more rows its A operand has, and a sum has as many rows as that; here they are batch rows,
-// so that seventeen of them cost little more than sixteen, and not what thirty-two do. (weights_as_a.h has it the other
-// way round, which lets a pair of planes meet more batch rows.)
+// Operands of tiles for small M: activations are the A operand, and weights are B. The time of a tile product grows
+// with the rows of its A operand. Here these are batch rows, so that seventeen of them cost little more than sixteen.
+// (In weights_as_a.h, the operands are exchanged, and a pair of planes is multiplied with more batch rows.)
 //
-// The B operand is [k / 4][16 rows][4 bytes]: dwords of sixteen rows of weights, turned. What belongs to a row is
-// then a lane, be it scales, mins or sums: nothing is spread over a row's values, and nothing is added across lanes.
-// The planes are those of weights_as_a.h; so are the integers.
+// The B operand is [k / 4][16 rows][4 bytes]: transposed dwords of sixteen rows of weights. Scales, mins and sums of a
+// row are then a lane, so that nothing is spread over a row's values, and nothing is added across lanes. Planes and
+// integers are those of weights_as_a.h.
 #pragma once
 
 #include <immintrin.h>
@@ -22,7 +21,7 @@
 namespace qtensor {
 namespace {
 
-// Activations of one M tile of one block. Values begin at a page each, for the reason given in weights_as_a.h.
+// Activations of one M tile of one block. The values of each begin at a page, for the reason given in weights_as_a.h.
 struct AValues {
   int8_t q[4][16][64];  // [64 values][batch row][value]
 };
@@ -46,7 +45,7 @@ inline int64_t packed_a_bytes(int64_t blocks, int64_t m) {
   return (m + 15) / 16 * blocks * int64_t(sizeof(AValues) + sizeof(ASums));
 }
 
-// Batch rows are shared out evenly among their tiles; the last tile may end in batch rows of zeros.
+// Batch rows are distributed evenly over their tiles; the last tile may end in batch rows of zeros.
 inline int64_t batch_rows_per_tile(int64_t m) {
   const int64_t tiles = (m + 15) / 16;
   return (m + tiles - 1) / tiles;
@@ -66,15 +65,16 @@ inline void pack_a(const PackTask& t, int64_t tile, int64_t block) {
   }
 }
 
-// Sixteen rows of weights for one block: what the tiles read, and what the floats need, a lane for each row.
+// One block of sixteen rows of weights: the planes that the tiles read, and the operands of the epilogue, a lane for
+// each row.
 struct alignas(64) BPlanes {
   uint8_t high[4][16][64];  // [64 values][k / 4][row, k % 4]
   uint8_t low[4][16][64];
 };
 struct alignas(64) BHeaders {
-  uint8_t scales[16][64];  // words: eight high parts and eight low ones
-  uint8_t mins[4][64];     // words, two of a row together
-  uint8_t fifth[8][64];    // of Q5_K: the bits that do not fit a nibble, as they lie in the block
+  uint8_t scales[16][64];  // words: eight high parts and eight low parts
+  uint8_t mins[4][64];     // words, two of each row adjacent
+  uint8_t fifth[8][64];    // for Q5_K: the fifth bits, in the order of the block
   float d[16], dmin[16];
 };
 
@@ -86,10 +86,10 @@ inline __m512i every_dword(int a, int b, int c, int d) {  // a shuffle of bytes 
   return every_lane(in(0), in(1), in(2), in(3));
 }
 
-// The same block of sixteen rows, `stride` bytes from one to the next.
+// One block of sixteen rows, which are `stride` bytes apart.
 struct SixteenBlocks {
   const uint8_t* group[4];  // rows 0, 4, 8 and 12
-  int64_t stride, stride3;  // three times as far: a row's address is then part of an instruction
+  int64_t stride, stride3;  // stride3 is 3 * stride, so that a row's address fits an instruction
 
   // Sixteen bytes of rows m, 4 + m, 8 + m and 12 + m.
   QTENSOR_INLINE __m512i four_rows(int m, int64_t at) const {
@@ -100,22 +100,22 @@ struct SixteenBlocks {
     rows = _mm512_mask_broadcast_i32x4(rows, 0x0f00, load(2));
     return _mm512_mask_broadcast_i32x4(rows, 0xf000, load(3));
   }
-  // Sixteen bytes of every row, as four dwords of all.
+  // Sixteen bytes of each row; to[i] is dword i of all rows.
   QTENSOR_INLINE void dwords(int64_t at, __m512i (&to)[4]) const {
 #pragma GCC unroll 4
     for (int m = 0; m < 4; m++) to[m] = four_rows(m, at);
-    turn_fours(to);
+    transpose_fours(to);
   }
 };
 inline __m512 floats_of_halves(__m512i dwords) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(dwords)); }
 
-// Q4_K and Q5_K, a nibble of values with even sub-blocks and one with odd ones. What an odd one's nibble holds stays in
-// the upper half of its byte and is multiplied by a scale in the upper half of a word: the upper word of that product
-// is the two byte products, as the lower word is with even ones.
+// Q4_K and Q5_K: low nibbles are values of even sub-blocks, and high nibbles those of odd ones. Values of odd
+// sub-blocks stay in upper bits of their bytes and are multiplied by a scale in upper bits of a word. The upper word of
+// that product is the two byte products; for even sub-blocks, it is the lower word.
 struct BQ4_K {
   static constexpr int64_t bytes = sizeof(BlockQ4_K), values_at = offsetof(BlockQ4_K, qs);
   static constexpr bool has_fifth = false;
-  static constexpr int odd_up = 4;  // so many bits an odd one's values lie up in a byte
+  static constexpr int odd_up = 4;  // bits by which values of odd sub-blocks are shifted up in their bytes
   template <int GROUP>
   static QTENSOR_INLINE __m512i even(__m512i q, const uint8_t*) {
     return _mm512_and_si512(q, _mm512_set1_epi8(15));
@@ -129,7 +129,7 @@ struct BQ5_K {
   static constexpr int64_t bytes = sizeof(BlockQ5_K), values_at = offsetof(BlockQ5_K, qs);
   static constexpr bool has_fifth = true;
   static constexpr int odd_up = 3;
-  template <int BIT, int TO>  // of every byte
+  template <int BIT, int TO>  // moves this bit of each byte
   static QTENSOR_INLINE __m512i moved(const uint8_t* fifth) {
     const __m512i bit = _mm512_and_si512(_mm512_load_si512(fifth), _mm512_set1_epi8(char(1 << BIT)));
     return BIT < TO ? _mm512_slli_epi16(bit, TO > BIT ? TO - BIT : 0) : _mm512_srli_epi16(bit, BIT > TO ? BIT - TO : 0);
@@ -145,7 +145,7 @@ struct BQ5_K {
   }
 };
 
-// Q4_K and Q5_K in planes as MinPlanes makes them, a unit being 32 values.
+// Planes of Q4_K and Q5_K, like those of MinPlanes. A unit is 32 values.
 template <class Quant>
 struct BMins {
   static constexpr int shift = 3;
@@ -157,7 +157,7 @@ struct BMins {
     _mm512_store_ps(to.d, floats_of_halves(h[0]));
     _mm512_store_ps(to.dmin, floats_of_halves(_mm512_srli_epi32(h[0], 16)));
     const __m512i six = _mm512_set1_epi8(0x3f), four = _mm512_set1_epi8(15), upper = _mm512_set1_epi8(0x30);
-    const auto joined = [&](__m512i low, __m512i high) {  // four bits of one, two of the other
+    const auto joined = [&](__m512i low, __m512i high) {  // four bits of low, two of high
       return _mm512_ternarylogic_epi32(four, low, _mm512_and_si512(_mm512_srli_epi32(high, 2), upper), 0xca);
     };
     const __m512i scales[2] = {_mm512_and_si512(h[1], six), joined(h[3], h[1])};
@@ -178,7 +178,7 @@ struct BMins {
       }
     }
   }
-  // The scales of four sub-blocks, each for both words of a row's dword, those of odd ones moved up.
+  // Stores the scales of four sub-blocks in both words of each row's dword; those of odd sub-blocks are shifted up.
   static QTENSOR_INLINE void spread(__m512i scales, uint8_t (*to)[64]) {
     const __m512i up = _mm512_slli_epi32(scales, 8 - Quant::odd_up);
     _mm512_store_si512(to[0], _mm512_shuffle_epi8(scales, every_dword(0, -1, 0, -1)));

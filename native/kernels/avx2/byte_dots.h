@@ -1,4 +1,4 @@
-// Sums of products for attention over bytes (generic/byte_dots.h says which), by the registers of byte_words.h.
+// Sums of products for attention over bytes (specified in generic/byte_dots.h), with the registers of byte_words.h.
 #pragma once
 
 #include "byte_words.h"

@@ -1,4 +1,4 @@
-// The ceiling of byte products (generic/byte_peak.h tells what for): vpmaddubsw, vpmaddwd and vpaddd, or vpdpbusd.
+// The peak rate of byte products (purpose: generic/byte_peak.h): vpmaddubsw, vpmaddwd and vpaddd, or vpdpbusd.
 #pragma once
 
 #include <immintrin.h>
@@ -24,7 +24,7 @@ inline int32_t byte_peak(const int8_t* random, int64_t rounds) {
       sums[i % kPeakSums] = add_byte_products(sums[i % kPeakSums], b, a);
       in_register(sums[i % kPeakSums]);
     }
-    b = _mm256_add_epi8(b, step);  // or every product of a round would be that of the round before
+    b = _mm256_add_epi8(b, step);  // otherwise, every round would compute the same products
   }
   __m256i all = _mm256_setzero_si256();
 #pragma GCC unroll 12

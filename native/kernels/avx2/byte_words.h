@@ -1,6 +1,6 @@
-// What kernels/portable/word_dots.h builds on, for AVX2. Bytes of a group of four are taken as two pairs of words, 0
-// with 2 and 1 with 3, which is a mask and a shift; whatever is multiplied with them lies in that order. Byte products
-// proper (maddubs) would saturate.
+// The operations that kernels/portable/word_dots.h needs, for AVX2. A group of four bytes is expanded to two pairs of
+// words, 0 with 2 and 1 with 3, by a mask and a shift; the other operand is stored in the same order. Byte products
+// (vpmaddubsw) would saturate.
 #pragma once
 
 #include <immintrin.h>
@@ -19,8 +19,8 @@ using QueryLane = int16_t;
 using Words = __m256i;
 constexpr int kWordBytes = 32, kDotVectors = 2;
 constexpr int64_t kBlockLanes = kDotVectors * kWordBytes / 4;
-// One group of a block of so many lanes, for four queries, in the units of fetch_ahead.h.
-constexpr uint32_t kScoreGroupTime = 7, kValueGroupTime = kScoreGroupTime;  // lanes of both are words: not told apart
+// Time of one group of a block of kBlockLanes lanes, for four queries, in the units of fetch_ahead.h.
+constexpr uint32_t kScoreGroupTime = 7, kValueGroupTime = kScoreGroupTime;  // equal, as both have words as lanes
 
 inline Words w_load(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 inline void w_store(void* p, Words a) { _mm256_storeu_si256((__m256i*)p, a); }
@@ -28,7 +28,7 @@ inline Words w_bytes(int x) { return _mm256_set1_epi8(char(x)); }
 inline Words w_ints(int32_t x) { return _mm256_set1_epi32(x); }
 inline Words w_and(Words a, Words b) { return _mm256_and_si256(a, b); }
 inline Words w_xor(Words a, Words b) { return _mm256_xor_si256(a, b); }
-// The lowest BITS bits of each byte of a, the others of b.
+// The lowest BITS bits of each byte of a, and the other bits of b.
 template <int BITS>
 inline Words w_lower_bits(Words a, Words b) {
   const Words lower = w_bytes((1 << BITS) - 1);
@@ -42,13 +42,13 @@ template <int BITS>
 inline Words w_left(Words a) {
   return _mm256_slli_epi16(a, BITS);
 }
-// Sixteen numbers of 128 + level; SIGNED: as levels.
+// A table of sixteen levels plus 128; SIGNED: of the levels.
 template <bool SIGNED>
 inline Words w_table(const uint8_t* sixteen) {
   const Words all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)sixteen));
   return SIGNED ? w_xor(all, w_bytes(128)) : all;
 }
-// What the lowest BITS bits of each byte stand for, whatever lies above them.
+// Looks up the lowest BITS bits of each byte; the upper bits are ignored.
 template <int BITS>
 inline Words w_look_up(Words table, Words numbers) {
   return _mm256_shuffle_epi8(table, w_and(numbers, w_bytes((1 << BITS) - 1)));

@@ -1,5 +1,5 @@
-// Four rows of K-quants and one or two batch rows with AVX2. The headers of two rows are taken apart together, one row
-// in each 128-bit lane. See kernels/x86/matmul.h for the loops.
+// Four rows of K-quants with one to four batch rows on AVX2. The headers of two rows are unpacked together, one row in
+// each 128-bit lane. See kernels/x86/matmul.h for the loops.
 #pragma once
 
 #include <immintrin.h>
@@ -36,7 +36,7 @@ inline __m128i first_dwords(__m256i rows01, __m256i rows23) {
   const __m256i even_odd = _mm256_unpacklo_epi32(rows01, rows23);  // rows 0, 2 and 1, 3
   return _mm_unpacklo_epi32(_mm256_castsi256_si128(even_odd), _mm256_extracti128_si256(even_odd, 1));
 }
-// The sum of the dwords of each lane likewise.
+// The sum of the dwords of each lane, in the order of the rows.
 inline __m128i reduce_lanes(__m256i rows01, __m256i rows23) {
   const __m256i pairs = _mm256_hadd_epi32(rows01, rows23), sums = _mm256_hadd_epi32(pairs, pairs);
   return _mm_unpacklo_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));

@@ -1,5 +1,5 @@
-// K-quant dot products with AVX2: vpmaddubsw gives sums of two products, which fit 16 bits for every format here, and
-// vpmaddwd or vpdpwssd multiplies them by their sub-block scale. All exact.
+// K-quant dot products with AVX2: vpmaddubsw computes sums of two products, which fit 16 bits for all formats here, and
+// vpmaddwd or vpdpwssd multiplies them by the scale of their sub-block. All operations are exact.
 #pragma once
 
 #include <immintrin.h>
@@ -17,8 +17,8 @@ namespace {
 
 inline __m256i dot_u8_s8(__m256i u, __m256i s) { return add_byte_products(_mm256_setzero_si256(), u, s); }
 
-// A format gives two sub-blocks at a time, unpacked (pair<C>), and scale<J>: the 16-bit scales of sub-block J in the
-// lanes of its products. Sub-blocks are used up as they are unpacked: sixteen registers do not hold a block.
+// A format provides pair<C>, which unpacks two sub-blocks, and scale<J>, the 16-bit scales of sub-block J in the lanes
+// of its products. Sub-blocks are multiplied as they are unpacked, because a block does not fit sixteen registers.
 template <class Quant, int C, int M>
 QTENSOR_INLINE void add_pair(const uint8_t* block, const typename Quant::Scales& scales, const BlockQ8K* x,
                              int64_t stride, __m256i (&sum)[M]) {
@@ -32,7 +32,7 @@ QTENSOR_INLINE void add_pair(const uint8_t* block, const typename Quant::Scales&
     in_register(sum[j]);
   }
 }
-// One block of a row with batch rows that are `stride` blocks apart.
+// Multiplies one block of a row with M batch rows, which are `stride` blocks apart.
 template <class Quant, int M>
 QTENSOR_INLINE void row_sums(const uint8_t* block, const typename Quant::Scales& scales, const BlockQ8K* x,
                              int64_t stride, __m256i (&sum)[M]) {
@@ -43,7 +43,7 @@ QTENSOR_INLINE void row_sums(const uint8_t* block, const typename Quant::Scales&
   add_pair<Quant, 3>(block, scales, x, stride, sum);
 }
 
-// What k_quant_row asks of a format.
+// The members of a format that k_quant_row needs.
 template <class Quant>
 struct OneRow256 {
   using Sum = __m256i;
@@ -107,7 +107,7 @@ struct Q5_K256 : WithMins256<Q5_K256>, OneRow256<Q5_K256> {
 // Sixteen scales, of groups of 16.
 struct Groups256 {
   struct Scales {
-    __m256i all, low, high;  // sixteen words; the first eight in both lanes; the others
+    __m256i all, low, high;  // all sixteen words; the first eight in both lanes; the last eight in both
   };
   static Scales spread(__m128i bytes) {
     const __m256i all = _mm256_cvtepi8_epi16(bytes);

@@ -18,8 +18,8 @@ namespace {
 constexpr int kTileRows = 4;
 struct alignas(64) RowBlocks {
   uint8_t q[kTileRows][256];
-  int32_t scale[kTileRows][16];        // of each sub-block, or each group of 16; for sums of words in both words
-  int16_t scale_pairs[kTileRows][16];  // the same, two to a dword; or the mins of groups of 16
+  int32_t scale[kTileRows][16];        // per sub-block or group of 16; for sums of words, in both words
+  int16_t scale_pairs[kTileRows][16];  // the same, two per dword; or the mins of groups of 16
   int16_t min_pairs[kTileRows][8];
   float d[kTileRows], dmin[kTileRows];
 };

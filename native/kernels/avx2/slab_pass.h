@@ -1,9 +1,10 @@
 // Products of packed K-quants (packed_weights.h): eight rows of the weight are the lanes, and batch rows are broadcast,
-// four bytes at a time. A line of 32 rows is four registers that share each broadcast. Products of two neighbors are
-// summed in words for as many steps as surely fit, then meet their scale in vpmaddwd; AVX-VNNI sums in dwords.
+// four bytes at a time. A line of 32 rows is four registers, which share each broadcast. Sums of two adjacent products
+// are summed in words for as many steps as surely fit, then multiplied by their scale in vpmaddwd; AVX-VNNI sums in
+// dwords.
 //
-// Sixteen registers hold eight sums of A and B with one batch row, else of A first, then of B, with two batch rows and
-// a whole line; or twelve sums with six batch rows and half a line.
+// Sixteen registers hold eight or twelve sums: with one batch row, those of A and B of a whole line; with two batch
+// rows, those of A first, then those of B; with three to six batch rows, those of half a line.
 #pragma once
 
 #include <immintrin.h>
@@ -21,17 +22,17 @@ namespace {
 
 constexpr int64_t kSlabLanes = 8, kSlabParts = kGroupRows / kSlabLanes;
 
-// One block of a batch row, and what its sums begin with.
+// One block of a batch row, and the values at which its sums begin.
 struct alignas(64) SlabBatchBlock {
   int8_t q[256];
-  int16_t start[16][2];  // -32 times the sums of sixteen as add_to_sums has them: Q6_K
+  int16_t start[16][2];  // for Q6_K: -32 times the sums of sixteen, in the form of add_to_sums
   int16_t sums32[8];
   float d;
 };
 static_assert(sizeof(SlabBatchBlock) == 384);
 
-// Of each sixteen bytes what add_to_sums adds up to: a dword, or the words of the first two of each four and of the
-// others.
+// The sums of each sixteen bytes, in the form of add_to_sums: a dword, or two words, one for the first two bytes of
+// each four and one for the others.
 QTENSOR_INLINE __m256i sums_of_16(__m256i q) {
   const auto both = [](__m256i a, __m256i b) { return kDwordSums ? _mm256_add_epi32(a, b) : _mm256_add_epi16(a, b); };
   const __m256i fours = add_to_sums(_mm256_setzero_si256(), _mm256_set1_epi8(1), q);
@@ -73,7 +74,7 @@ QTENSOR_INLINE __m256i line(Lines<IN_ORDER> w, int u) {
   asm volatile("vmovdqu %1, %0" : "=x"(v) : "m"(*from));
   return v;
 }
-// Of the lower words of dwords.
+// Converts the halves in the lower words of dwords.
 QTENSOR_INLINE __m256 halves_of(__m256i dwords) {
   const __m256i words = _mm256_packus_epi32(_mm256_and_si256(dwords, _mm256_set1_epi32(0xffff)), dwords);
   return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0xd8)));
@@ -82,7 +83,7 @@ QTENSOR_INLINE __m256i bits_of(__m256i v, int mask) { return _mm256_and_si256(v,
 QTENSOR_INLINE __m256i moved(__m256i v, int from, int to) {
   return from < to ? _mm256_slli_epi16(v, to - from) : from > to ? _mm256_srli_epi16(v, from - to) : v;
 }
-// Byte `at` of each dword as a scale for add_scaled: as that dword, or as both words of it.
+// Byte `at` of each dword as a scale for add_scaled: expanded to the dword, or to both of its words.
 QTENSOR_INLINE __m256i scale_of_byte(__m256i dwords, int at, bool is_signed) {
   if (kDwordSums && is_signed) return _mm256_srai_epi32(_mm256_slli_epi32(dwords, 24 - 8 * at), 24);
   if (kDwordSums) return _mm256_and_si256(_mm256_srli_epi32(dwords, 8 * at), _mm256_set1_epi32(255));
@@ -95,17 +96,17 @@ QTENSOR_INLINE __m256i scale_of_byte(__m256i dwords, int at, bool is_signed) {
 }
 
 struct SlabHeader {
-  __m256i scale[16], min[4];  // [group of values]: scales for add_scaled; [two]: two mins for each row
+  __m256i scale[16], min[4];  // [group of values], for add_scaled; [pair of sub-blocks]: two mins per row
   __m256 d, dmin;
 };
-// The dwords of a line, or of two, from which the values of A and B come.
+// The dwords of a line, or of two lines, that contain the values of A and B.
 struct RawValues {
   __m256i low, high;
 };
 struct SlabOfKQuant {
   using Batch = SlabBatchBlock;
   using Header = SlabHeader;
-  static constexpr int64_t most_unpacking = 1;  // passes that each unpack, instead of keeping what the first one did
+  static constexpr int64_t most_unpacking = 1;  // up to this many passes, each pass unpacks values itself
 };
 struct SlabWithMins : SlabOfKQuant, PairsWithMins {
   static constexpr bool has_start = false;
@@ -122,7 +123,7 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
       h.scale[i] = scale_of_byte(low, i, false);
       h.scale[4 + i] = scale_of_byte(high, i, false);
     }
-    // The first two bytes of each dword as words, and the others.
+    // The first two bytes of each dword as words, and the last two.
     const auto split = [](__m256i bytes, __m256i* to) __attribute__((always_inline)) {
       to[0] = _mm256_shuffle_epi8(
           bytes, _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1)));
@@ -139,7 +140,7 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
 };
 
 template <class Block>
-struct SlabPairs;  // `steps`: sums of so many fours fit a word; `alike`: pairs are unpacked by the same code
+struct SlabPairs;  // `steps`: how many fours fit a sum of words; `alike`: all pairs are unpacked by the same code
 template <>
 struct SlabPairs<BlockQ4_K> : SlabWithMins {
   static constexpr bool alike = true, keeps_apart = false;
@@ -168,8 +169,8 @@ struct SlabPairs<BlockQ5_K> : SlabWithMins {
     return _mm256_or_si256(bits_of(_mm256_srli_epi16(v.low, 4), 15), bits_of(moved(v.high, 2 * pair + 1, 4), 16));
   }
 };
-// A is sixteen values, B those 64 farther; sums begin with -32 times their activations', about which they fit a word:
-// 32 * 127 * 8 = 32,512.
+// A is sixteen values, and B those 64 farther. Sums begin at -32 times those of their activations, so that they fit a
+// word: 32 * 127 * 8 = 32,512.
 template <>
 struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   static constexpr int pairs = 8, fours = 4, steps = 4;
@@ -212,7 +213,7 @@ struct SlabPass {
   Lines<IN_ORDER> lines[kSlabParts];
   typename SlabPairs<Block>::Header header[kSlabParts];
   alignas(64) uint8_t kept[2][32][kSlabParts][32];  // [A, B][four][part]
-  const uint8_t* later;                             // memory to ask for, so many lines of 64 bytes with each pair
+  const uint8_t* later;                             // memory to prefetch: `asked` lines of 64 bytes with each pair
   int64_t asked;
 };
 
@@ -231,12 +232,13 @@ struct UnsignedProducts {
   }
 };
 
-// Sums of M batch rows and as many registers of rows as go with them: twelve at most.
+// Registers of rows that are multiplied together with M batch rows, for at most twelve sums.
 constexpr int parts_with(int m) { return m <= 2 ? 4 : 2; }
 template <int M>
 using SlabSums = __m256i[parts_with(M)][M];
 
-// A loop where pairs differ in their places alone: of three or four batch rows the first cache would not hold the code.
+// A loop if the code of pairs differs only in addresses. Unrolled for many batch rows, it would exceed the L1
+// instruction cache.
 template <class P, bool LOOP, class Each>
 QTENSOR_INLINE void each_pair(Each each) {
   if constexpr (LOOP) {
@@ -253,14 +255,15 @@ QTENSOR_INLINE __m256i values_of(SlabPass<Block, IN_ORDER>& t, int part, int pai
   using P = SlabPairs<Block>;
   auto* const place = reinterpret_cast<__m256i*>(t.kept[second][pair * P::fours + four][part]);
   if (SOURCE == Source::kept) return _mm256_load_si256(place);
-  // B comes from lines that A has just read.
+  // B comes from lines that A has just read, so their order does not matter.
   const Lines<false> read{t.lines[part].at, t.lines[part].halves};
   const __m256i v = second ? P::values_b(P::raw(read, pair, four), pair, four)
                            : P::values_a(P::raw(t.lines[part], pair, four), pair, four);
   if (SOURCE == Source::unpacked_and_kept) _mm256_store_si256(place, v);
   return v;
 }
-// All values of a group, before any product: beside sums, five and six bits have too few registers.
+// Unpacks all values of a group to memory before the first product, because unpacking five and six bits needs registers
+// that sums occupy.
 template <class Block>
 __attribute__((noinline)) void keep_values(SlabPass<Block>& t) {
   using P = SlabPairs<Block>;
@@ -276,7 +279,7 @@ __attribute__((noinline)) void keep_values(SlabPass<Block>& t) {
       }
   });
 }
-// Adds the products of four A's, or B's, from part `first` on.
+// Adds the products of four values of A, or of B, for the registers of rows from `first` on.
 template <class Block, class Products, int M, Source SOURCE, bool IN_ORDER, class Batch>
 QTENSOR_INLINE void add_products(SlabPass<Block, IN_ORDER>& t, int first, const Batch* x, int pair, int four,
                                  bool second, SlabSums<M>& sum) {
@@ -292,7 +295,7 @@ QTENSOR_INLINE void add_products(SlabPass<Block, IN_ORDER>& t, int first, const 
     in_register(v);
     return v;
   };
-  // Two of the one stay in registers while those of the other come and go.
+  // Two operands of one kind stay in registers while those of the other kind are loaded one by one.
   if constexpr (M <= 2) {
     __m256i v[M];
 #pragma GCC unroll 2
@@ -313,7 +316,7 @@ QTENSOR_INLINE void add_products(SlabPass<Block, IN_ORDER>& t, int first, const 
     }
   }
 }
-// Of both, with one batch row.
+// Adds the products of four values of both A and B with one batch row.
 template <class Block, class Products, bool IN_ORDER, class Batch>
 QTENSOR_INLINE void add_both_products(SlabPass<Block, IN_ORDER>& t, const Batch& x, int pair, int four,
                                       SlabSums<1>& sum_a, SlabSums<1>& sum_b) {
@@ -327,7 +330,7 @@ QTENSOR_INLINE void add_both_products(SlabPass<Block, IN_ORDER>& t, const Batch&
   }
 }
 
-// A sum that has no register.
+// Keeps a sum in memory, because no register is left for it.
 template <class Vector>
 QTENSOR_INLINE void in_memory(Vector& value) {
   __asm__("" : "+m"(value));
@@ -411,8 +414,8 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
     }
 }
 
-// A function of its own, which is called twice: left alone, gcc 12 makes the code twice, more than the first cache
-// holds.
+// Neither inlined nor cloned, because it is called twice: gcc 12 would duplicate the code, which then exceeds the L1
+// instruction cache.
 template <class Block, int M, Source SOURCE, class Batch>
 __attribute__((noinline, noclone)) void half_a_line(SlabPass<Block>& t, int first, const Batch* x, float* acc) {
   some_parts<Block, M, SOURCE>(t, first, x, acc);

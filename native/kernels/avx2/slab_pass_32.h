@@ -1,6 +1,7 @@
 // Products of packed weights whose sums of 32 are scaled one by one: blocks of 32 as floats, IQ4_XS as integers. A is
-// values 0 to 15 of 32, B the others. Unsigned values are summed as words, about their middle where they have five
-// bits; those with a sign give it to the activations, and fit for one step only. AVX-VNNI sums all as dwords.
+// values 0 to 15 of 32, and B the others. Sums of unsigned values are words; with five bits, they are kept small by
+// beginning at a negative value. Signed values transfer their signs to the activations, and their sums fit words for
+// one step only. AVX-VNNI sums all of them as dwords.
 #pragma once
 
 #include <immintrin.h>
@@ -10,19 +11,19 @@
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
 #include "kernels/portable/unpacked_blocks.h"
+#include "pack_rows.h"
 #include "slab_pass.h"
-#include "turned_rows.h"
 
 namespace qtensor {
 namespace {
 
-// BlockQ8x32 with its sums as floats, for mins, and what sums of words about the middle of five bits begin with.
+// BlockQ8x32 with its sums as floats, for mins, and the values at which sums of words begin.
 struct alignas(64) SlabBatchBlock32 {
   int8_t q[256];
   float d[8];
   int32_t sums[8];
   float of_mins[8];
-  int16_t start[8][2];  // -16 times the sums of the first and of the second two of each four
+  int16_t start[8][2];  // -16 times the sums of the first two and of the last two of each four
 };
 static_assert(sizeof(SlabBatchBlock32) == sizeof(SlabBatchBlock));
 
@@ -48,7 +49,7 @@ void pack_slab_batch_row_32(const PackTask& t, int64_t row) {
 template <>
 constexpr SlabPacking kSlabPacking<SlabBatchBlock32>{sizeof(SlabBatchBlock32), pack_slab_batch_row_32};
 
-// Values with a sign, which stand 128 above zero with AVX-VNNI: sums are dwords.
+// Products of signed values, which have 128 added with AVX-VNNI. Sums are dwords.
 struct SignedProducts {
   static constexpr bool in_words = false;
   QTENSOR_INLINE static void add(__m256i& sum, __m256i w, __m256i x) {
@@ -111,12 +112,11 @@ template <int FIRST>
 struct FiveBits {
   using Products = UnsignedProducts;
   static constexpr bool keeps_apart = true;
-  static constexpr int64_t most_unpacking = 1;  // it takes long
+  static constexpr int64_t most_unpacking = 1;  // unpacking is slow
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int s, int i) {
     __m256i fifth = line(w, FIRST + 5 * s);
-    __asm__ volatile(""
-                     : "+x"(fifth));  // or gcc takes the bits of all steps apart at once, and keeps them on the stack
+    __asm__ volatile("" : "+x"(fifth));  // otherwise gcc unpacks the bits of all steps at once, to the stack
     return {line(w, FIRST + 5 * s + 1 + i), fifth};
   }
   QTENSOR_INLINE static __m256i with_fifth_bits(__m256i v, __m256i bits, int first) {
@@ -146,14 +146,14 @@ struct NibblesOfLevels : Nibbles<FIRST, 4> {
   }
 };
 
-// `middle`: values are meant to be so much less, `from`: sums of words begin with so many times those of the
-// activations, sums of dwords with `middle` times those.
+// `middle` must be subtracted from the stored values. Sums of words begin at -`from` times the sums of the activations,
+// sums of dwords at -`middle` times those.
 template <>
 struct SlabPairs<BlockQ8_0> : SlabOf32 {
   using Products = SignedProducts;
   static constexpr int middle = kAboveSigned, from = 0;
   static constexpr bool keeps_apart = false;
-  static constexpr int64_t most_unpacking = 1000;  // there is nothing to unpack
+  static constexpr int64_t most_unpacking = 1000;  // values need no unpacking
   template <bool IN_ORDER>
   QTENSOR_INLINE static RawValues raw(Lines<IN_ORDER> w, int s, int i) {
     const __m256i a = line(w, 8 * s + 2 * i);
@@ -212,7 +212,7 @@ struct SlabPairs<BlockIQ4_XS> : PairsOf32, NibblesOfLevels<2> {
     const __m256i high = line(w, 0), low = line(w, 1);
 #pragma GCC unroll 8
     for (int s = 0; s < 8; s++) {
-      constexpr int kHighAt = 16;  // two bits of each scale, behind d
+      constexpr int kHighAt = 16;  // two bits of each scale, after d
       const __m256i upper = _mm256_and_si256(_mm256_srli_epi32(high, kHighAt + 2 * s - 4), _mm256_set1_epi32(48));
       const __m256i lower = _mm256_and_si256(_mm256_srli_epi32(low, 4 * s), _mm256_set1_epi32(15));
       h.scale[s] = _mm256_sub_epi32(_mm256_or_si256(lower, upper), _mm256_set1_epi32(32));
@@ -221,7 +221,7 @@ struct SlabPairs<BlockIQ4_XS> : PairsOf32, NibblesOfLevels<2> {
   }
 };
 
-// The sums of 32 values.
+// Computes the sums of 32 values.
 template <class Block, int M, Source SOURCE, bool IN_ORDER, class Batch>
 QTENSOR_INLINE void sums_of_32(SlabPass<Block, IN_ORDER>& t, int first, const Batch* x, int s, SlabSums<M>& sum) {
   using Products = typename SlabPairs<Block>::Products;
@@ -237,7 +237,7 @@ QTENSOR_INLINE void sums_of_32(SlabPass<Block, IN_ORDER>& t, int first, const Ba
   }
 }
 
-// As some_parts of K-quants.
+// Like some_parts of K-quants.
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const SlabBatchBlock32* x, float* acc) {
   using P = SlabPairs<Block>;
@@ -296,7 +296,7 @@ QTENSOR_INLINE void some_parts(SlabPass<Block, IN_ORDER>& t, int first, const Sl
     SlabSums<M> sum;
 #pragma GCC unroll 6
     for (int j = 0; j < M; j++) {
-      // The second word is another sum, or a part of d.
+      // The second word of the dword is another sum, or a part of d; its factor is zero.
       const __m256i start =
           _mm256_madd_epi16(dword_to_all(x[j].sums32 + s), _mm256_set1_epi32(uint16_t(-kAboveSigned)));
 #pragma GCC unroll 6

@@ -1,4 +1,4 @@
-// Kernels for AVX2 with FMA and F16C, and, compiled once more, with AVX-VNNI.
+// Kernels for AVX2 with FMA and F16C; compiled a second time with AVX-VNNI.
 #include "batch_lanes.h"
 #include "integer_kernels.h"
 #include "kernel_table.h"
@@ -8,7 +8,7 @@
 #include "kernels/x86/slabs.h"
 #include "kernels/x86/sub_blocks.h"
 #include "kernels/x86/unpacked_matmul.h"
-#include "turned_rows.h"
+#include "pack_rows.h"
 #include "unpacked_formats.h"
 
 namespace qtensor {
@@ -19,7 +19,7 @@ void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K256>(t); }
 void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K256>(t); }
 void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
-// Those with whole super-blocks are turned.
+// For rows whose length is not a multiple of 256; other rows are packed while they are multiplied.
 MatmulKernel kernel_32(Format format) {
   return with_format_32(
       format, []<class F>(F) -> MatmulKernel { return matmul_sub_blocks<typename F::Block>; },
@@ -55,9 +55,9 @@ constexpr Slabs kSlabs{matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>};
 Slabs slabs(Format format, int64_t) {
   return with_packing(format, []<class Block>(Block) { return kSlabs<Block>; }, [] { return Slabs(); });
 }
-// Of the others, rows by four are faster with few batch rows, and tiles of Q4_K and Q5_K with many; with dword sums,
-// those of Q6_K as well.
-Slabs turned(Format format, int64_t m) {
+// Other formats and sizes are faster otherwise: with few batch rows by four rows together, with many by tiles (Q4_K and
+// Q5_K; with dword sums, also Q6_K).
+Slabs slabs_of_rows(Format format, int64_t m) {
   if (format == Format::MXFP4) return kSlabs<BlockMXFP4>;
   const bool from_few = format == Format::IQ4_XS || (format == Format::Q6_K && !kDwordSums);
   return has_blocks_of_32(format) || (from_few && m >= kTilesFromM) ? slabs(format, m) : Slabs();
@@ -66,7 +66,7 @@ Slabs turned(Format format, int64_t m) {
 constexpr KernelTable entries(const char* name) {
   KernelTable t = table_entries(name, tiles, tile_scratch_bytes);
   t.slabs = slabs;
-  t.turned = turned;
+  t.slabs_of_rows = slabs_of_rows;
   t.packs_by_default = true;
   return t;
 }

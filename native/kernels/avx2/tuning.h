@@ -1,4 +1,4 @@
-// How much this family takes together, and how it asks for memory.
+// Numbers of rows that this family processes together, and how it prefetches.
 #pragma once
 
 #include <cstdint>
@@ -6,18 +6,18 @@
 namespace qtensor {
 namespace {
 
-// Of attention over halves: vectors of scores and of values, and queries that share them.
+// For attention over halves: vectors of scores and of values, and queries that share them.
 constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2;
-// Of products of small M: batch rows that share an unpacked row.
+// For products of small M: batch rows that share an unpacked row.
 constexpr int kBatchGroup = 4;
-// From which M on tiles are faster than rows.
+// The smallest M for which tiles are faster than rows.
 constexpr int64_t kTilesFromM = 6;
-// Weights in rows can be turned for the passes of packed ones.
-constexpr bool kTurnsRows = true;
+// The packed kernels also multiply weights in rows, packing one block of 32 rows at a time.
+constexpr bool kPacksRows = true;
 // See AheadInOrder.
 inline bool touches_farther() { return __builtin_cpu_is("intel"); }
 
-// As AVX-512's: so many batch rows take packed weights in the order of memory, and ask for nothing.
+// As in AVX-512: up to this M, packed weights are read in the order of memory, without prefetch.
 inline int64_t in_order_up_to_m() { return __builtin_cpu_is("amdfam19h") ? 2 : 0; }
 
 }  // namespace

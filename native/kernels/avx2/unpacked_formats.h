@@ -1,4 +1,4 @@
-// Q2_K, Q3_K and IQ4_XS as integer_kernels.h wants a format.
+// Q2_K, Q3_K and IQ4_XS in the form that integer_kernels.h requires of a format.
 #pragma once
 
 #include <immintrin.h>
@@ -16,7 +16,7 @@ namespace qtensor {
 namespace {
 
 template <class Block>
-struct Quant256;  // not defined for formats that have no such kernel
+struct Quant256;  // not defined for formats without such a kernel
 
 // Bits PLACE, PLACE + 1, ... of each byte, moved to bit TO.
 template <int PLACE, int TO>
@@ -26,7 +26,7 @@ QTENSOR_INLINE __m256i moved(__m256i bytes) {
   else
     return _mm256_slli_epi16(bytes, TO - PLACE);
 }
-// Sub-blocks 2C and 2C + 1 of values that have two bits here.
+// Sub-blocks 2C and 2C + 1 of two-bit values.
 template <int C>
 QTENSOR_INLINE void two_bits(const uint8_t* qs, __m256i& even, __m256i& odd) {
   const __m256i raw = _mm256_loadu_si256((const __m256i*)(qs + C / 2 * 32)), two = _mm256_set1_epi8(3);
@@ -67,7 +67,7 @@ struct Quant256<BlockQ3_K> : Groups256 {
   }
   static QTENSOR_INLINE Scales scales_of(const uint8_t* block) {
     static_assert(offsetof(BlockQ3_K, scales) == 96 && bytes == 110);
-    const __m128i raw = _mm_loadu_si128((const __m128i*)(block + 94));  // no byte behind the block
+    const __m128i raw = _mm_loadu_si128((const __m128i*)(block + 94));  // reads no byte beyond the block
     const __m128i twice = _mm_shuffle_epi8(raw, _mm_setr_epi8(2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5, 6, 7, 8, 9));
     const __m128i third =
         _mm_shuffle_epi8(raw, _mm_setr_epi8(10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 13));
@@ -80,7 +80,7 @@ struct Quant256<BlockQ3_K> : Groups256 {
   static __m256i products(__m256i q, __m256i x) { return _mm256_maddubs_epi16(q, x); }
 };
 
-// Levels have signs, which the activations take over.
+// Levels are signed; their signs are transferred to the activations.
 template <>
 struct Quant256<BlockIQ4_XS> {
   static constexpr int64_t bytes = sizeof(BlockIQ4_XS), d_at = 0;

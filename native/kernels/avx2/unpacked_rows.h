@@ -1,4 +1,4 @@
-// Four rows of Q2_K, Q3_K and IQ4_XS and one to four batch rows with AVX2.
+// Four rows of Q2_K, Q3_K and IQ4_XS with one to four batch rows on AVX2.
 #pragma once
 
 #include <immintrin.h>

@@ -57,7 +57,7 @@ inline float v_reduce_add(V16 a) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-// v_reduce_add of four at once, to y[0..3]: the same additions, four in one register where they are few.
+// v_reduce_add of four vectors, to y[0..3]: the same additions, with the last steps of all four in one register.
 inline void v_store_sums(float* y, const V16 (&a)[4]) {
   __m128 four[4];
   for (int r = 0; r < 4; r++) {
@@ -90,7 +90,7 @@ inline V16 v_load_bf16(const uint16_t* p) {
 }
 template <int COUNT>
 inline uint32_t v_top_magnitude(const V16 (&v)[COUNT]) {
-  const __m256i mask = _mm256_set1_epi32(0x7fffffff);  // magnitudes are positive as signed integers too
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);  // magnitudes are also positive as signed integers
   __m256i eight = _mm256_setzero_si256();
   for (const V16& a : v) {
     eight = _mm256_max_epi32(eight, _mm256_and_si256(_mm256_castps_si256(a.low), mask));
@@ -130,8 +130,8 @@ inline V16 v_one_above(V16 a, V16 b) {
   return {_mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ), one),
           _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ), one)};
 }
-// Sums of 16 consecutive bytes, 128 bytes at a time: each 16 are four dwords of one lane, and two horizontal additions
-// bring eight such lanes together.
+// Sums of 16 consecutive bytes, 128 bytes at a time: the sums of each 16 are four dwords of one lane, and two
+// horizontal additions reduce eight such lanes.
 inline __m128i sums_of_128(const int8_t* q) {
   const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi8(1);
   __m256i sum[4];

@@ -1,5 +1,5 @@
-// Sixteen batch rows in the lanes of one zmm register: see kernels/portable/batch_lanes.h. How they are packed for the
-// formats of unscaled_lanes.h; the K-quants have rows of the weight in the lanes instead (row_lanes.h).
+// Sixteen batch rows in the lanes of one zmm register: see kernels/portable/batch_lanes.h. Packs them for the formats
+// of unscaled_lanes.h; K-quants have rows of the weight in the lanes instead (row_lanes.h).
 #pragma once
 
 #include <immintrin.h>
@@ -34,12 +34,13 @@ struct Vector512 {
 struct BatchLanes512 {
   using Packed = PackedBatch;
 
-  // Up to sixteen batch rows lie in pairs of fours (see `pair`), up to eight all in the first half.
+  // If there are up to sixteen batch rows, they are stored in pairs of fours (see `pair`); up to eight, in the first
+  // half.
   static int batch_row_at(int lane, int64_t m) { return m > 8 ? lane : lane % 4 < 2 ? lane / 4 * 2 + lane % 4 : 16; }
 
   static void pack(const BlockQ8K* x, int64_t blocks, int64_t m, int64_t count, Packed& out) {
     static_assert(offsetof(BlockQ8K, sums32) == 288 && offsetof(BlockQ8K, d) == 304);
-    for (int line = 0; line < 5; line++) {  // the last has sums16, sums32 and d: as dwords, the order of PackedBatch
+    for (int line = 0; line < 5; line++) {  // the last: sums16, sums32 and d, as dwords in the order of PackedBatch
       __m512i r[16];
       for (int lane = 0; lane < 16; lane++) {
         const int j = batch_row_at(lane, m);
@@ -51,7 +52,8 @@ struct BatchLanes512 {
     if (m <= 16) pair(out);
   }
 
-  // [k / 8][half of the batch rows][8 of them][8 bytes]: 0, 1, 4, 5, 8, 9, 12, 13 and the others.
+  // Changes the layout to [k / 8][half of the batch rows][8 batch rows][8 bytes]. The first half is batch rows 0, 1, 4,
+  // 5, 8, 9, 12 and 13.
   static void pair(Packed& x) {
     for (int i = 0; i < 32; i++) {
       const __m512i a = _mm512_load_si512(x.q[2 * i]), b = _mm512_load_si512(x.q[2 * i + 1]);

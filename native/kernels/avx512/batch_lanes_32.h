@@ -1,6 +1,6 @@
 // Tiles of weights in blocks of 32: sixteen batch rows in the lanes of one zmm register, see
-// kernels/portable/batch_lanes.h. A block's sum is scaled as soon as it is complete. Weights of formats without mins
-// are unsigned bytes, 128 above what they stand for: sums begin with -128 times those of their activations.
+// kernels/portable/batch_lanes.h. A block's sum is scaled when it is complete. In formats without mins, weights are
+// unsigned bytes with 128 added, so sums begin at -128 times those of their activations.
 #pragma once
 
 #include <immintrin.h>
@@ -54,14 +54,14 @@ struct BatchLanes32 {
     int8_t q[64][16][4];  // [k / 4][batch row][k % 4]
     float d[8][16];
     float sums[8][16];     // of activations, times d: for mins
-    int32_t start[8][16];  // what the sums of formats without mins begin with
+    int32_t start[8][16];  // value at which sums of formats without mins begin
   };
 
-  template <class Rows>  // what a product reads of a tile and block
+  template <class Rows>  // bytes that a product reads per tile and block
   static constexpr int64_t tile_bytes = sizeof(Packed) - 512;
 
   static void pack(const BlockQ8x32* x, int64_t blocks, int64_t, int64_t count, Packed& out) {
-    for (int line = 0; line < 5; line++) {  // the last has d and sums
+    for (int line = 0; line < 5; line++) {  // the last: d and sums
       __m512i r[16];
       for (int j = 0; j < 16; j++)
         r[j] = j < count ? _mm512_load_si512((const uint8_t*)(x + j * blocks) + 64 * line) : _mm512_setzero_si512();

@@ -1,4 +1,4 @@
-// The ceiling of byte products with VNNI (generic/byte_peak.h tells what for): vpdpbusd.
+// The peak rate of byte products with VNNI (purpose: generic/byte_peak.h): vpdpbusd.
 #pragma once
 
 #include <immintrin.h>
@@ -13,7 +13,7 @@ constexpr int64_t kPeakProducts = 64 * kPeakSums;
 
 inline int32_t byte_peak(const int8_t* random, int64_t rounds) {
   __m512i sums[kPeakSums], a[4];
-  // different ones, or the compiler would add up four of sixteen
+  // different operands, or the compiler would compute only four of sixteen
   for (int i = 0; i < kPeakSums; i++) sums[i] = _mm512_loadu_si512(random + 64 * i);
   for (int i = 0; i < 4; i++) a[i] = _mm512_loadu_si512(random + 64 * i);
   const __m512i b = _mm512_loadu_si512(random + 256);

@@ -1,5 +1,6 @@
-// What kernels/portable/word_dots.h builds on, for AVX-512 with VNNI. Scores are sums of four byte products at once,
-// and so are values: a weight of 15 bits is two bytes without a sign, and levels take the operand that has one.
+// The operations that kernels/portable/word_dots.h needs, for AVX-512 with VNNI. Scores and values are sums of four
+// byte products per instruction. For values, a weight of 15 bits is two unsigned bytes, and levels are the signed
+// operand.
 #pragma once
 
 #include <immintrin.h>
@@ -17,7 +18,7 @@ using QueryLane = int8_t;
 using Words = __m512i;
 constexpr int kWordBytes = 64, kDotVectors = 4;
 constexpr int64_t kBlockLanes = kDotVectors * kWordBytes / 4;
-// One group of a block of so many lanes, for four queries, in the units of fetch_ahead.h.
+// Time of one group of a block of kBlockLanes lanes, for four queries, in the units of fetch_ahead.h.
 constexpr uint32_t kScoreGroupTime = 14, kValueGroupTime = 26;
 
 inline Words w_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -34,21 +35,21 @@ inline Words w_left(Words a) {
   return _mm512_slli_epi16(a, BITS);
 }
 inline Words w_xor(Words a, Words b) { return _mm512_xor_si512(a, b); }
-// The lowest BITS bits of each byte of a, the others of b.
+// The lowest BITS bits of each byte of a, and the other bits of b.
 template <int BITS>
 inline Words w_lower_bits(Words a, Words b) {
   return _mm512_ternarylogic_epi32(a, b, w_bytes((1 << BITS) - 1), 0xe4);
 }
-// Sixteen numbers of 128 + level; SIGNED: as levels.
+// A table of sixteen levels plus 128; SIGNED: of the levels.
 template <bool SIGNED>
 inline Words w_table(const uint8_t* sixteen) {
   const Words all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)sixteen));
   return SIGNED ? w_xor(all, w_bytes(128)) : all;
 }
-// What the lowest BITS bits of each byte stand for, whatever lies above them.
+// Looks up the lowest BITS bits of each byte; the upper bits are ignored.
 template <int BITS>
 inline Words w_look_up(Words table, Words numbers) {
-#ifdef __AVX512VBMI__  // looks at six bits of a number, and the table is there four times
+#ifdef __AVX512VBMI__  // uses six bits of a number; the table is repeated four times
   return _mm512_permutexvar_epi8(numbers, table);
 #else
   return _mm512_shuffle_epi8(table, w_and(numbers, w_bytes((1 << BITS) - 1)));
@@ -61,7 +62,7 @@ inline int32_t four_bytes_at(const void* p) {
   return four;
 }
 inline void lay_query(const int8_t* bytes, int64_t dim, QueryLane* out) { __builtin_memcpy(out, bytes, size_t(dim)); }
-// Each four weights as their four lower and then their four upper bytes.
+// Stores each four weights as their four lower bytes and then their four upper bytes.
 inline void lay_weights(int16_t* out, V16 whole) {
   const __m256i order =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
@@ -70,7 +71,7 @@ inline void lay_weights(int16_t* out, V16 whole) {
 }
 constexpr bool kSignedValues = true;
 
-// Registers of lanes that go together: as many as leave room for all their sums.
+// Registers of lanes that are processed together: as many as leave registers for all sums.
 template <class Lane>
 constexpr int dot_vectors() {
   return sizeof(Lane) == sizeof(QueryLane) ? kDotVectors : kDotVectors / 2;
@@ -97,7 +98,7 @@ template <int QUERIES, int VECTORS>
 struct DotSums<int16_t, QUERIES, VECTORS> {
   static constexpr bool kSigned = true;
   Words low[QUERIES][VECTORS], high[QUERIES][VECTORS];
-  QTENSOR_INLINE explicit DotSums(const int32_t*) {  // levels carry nothing that a start would take off
+  QTENSOR_INLINE explicit DotSums(const int32_t*) {  // levels are signed: there is no excess to subtract
     for (int i = 0; i < QUERIES; i++)
       for (int v = 0; v < VECTORS; v++) low[i][v] = high[i][v] = _mm512_setzero_si512();
   }

@@ -1,6 +1,6 @@
 // Blocks of 256 whose values and scales are so small that their products fit a byte: Q2_K (3 * 15) and Q3_K (-4..3
-// times -32..31). A shuffle looks up each value's product in its group's table, and what is left is one sum of bytes
-// over the whole block, without a scale.
+// times -32..31). A shuffle looks up each value's product in the table of its group, so that a whole block is one sum
+// of bytes without scales.
 #pragma once
 
 #include <immintrin.h>
@@ -16,12 +16,12 @@
 namespace qtensor {
 namespace {
 
-// (a & b) | c, and bits of a where b has them, else of c
+// (a & b) | c; and bits of a where those of b are set, else bits of c
 QTENSOR_INLINE __m512i and_or(__m512i a, __m512i b, __m512i c) { return _mm512_ternarylogic_epi32(a, b, c, 0xea); }
 QTENSOR_INLINE __m512i choose(__m512i a, __m512i b, __m512i c) { return _mm512_ternarylogic_epi32(a, b, c, 0xe2); }
 
-// A format. headers() takes the headers of four rows apart. values(): row r's products, `offset` above what they are,
-// as unsigned bytes in order. They are looked up by the lower four bits of an index whose highest is clear.
+// A format. headers() unpacks the headers of four rows. values() computes the products of row r as unsigned bytes in
+// order, with `offset` added. They are looked up by the lower four bits of an index whose highest bit is clear.
 template <class Block>
 struct Folded;
 
@@ -31,7 +31,7 @@ struct Folded<BlockQ2_K> {
   static constexpr bool has_min = true;
   static constexpr int offset = 0;
   struct Headers {
-    __m512i mins[2];  // of groups 0..7 and 8..15: words in each row's lane
+    __m512i mins[2];  // of groups 0..7 and 8..15, as words in each row's lane
     __m128 d, dmin;
   };
   static QTENSOR_INLINE Headers headers(const uint8_t* const* place) {
@@ -48,7 +48,7 @@ struct Folded<BlockQ2_K> {
     return h;
   }
   static QTENSOR_INLINE void values(const uint8_t* block, const Headers&, int, __m512i (&q)[4]) {
-    // dword c of lane l: 0, 1, 2 and 3 times the scale of group 4 c + l
+    // dword c of lane l is the table 0, 1, 2 and 3 times the scale of group 4 c + l
     const __m512i header = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)block));
     const __m512i twice = _mm512_setr_epi32(int(0x80008000), int(0x80048004), int(0x80088008), int(0x800c800c),
                                             int(0x80018001), int(0x80058005), int(0x80098009), int(0x800d800d),
@@ -57,7 +57,7 @@ struct Folded<BlockQ2_K> {
     const __m512i scale = _mm512_and_si512(_mm512_shuffle_epi8(header, twice), _mm512_set1_epi16(15));
     const __m512i table = _mm512_mullo_epi16(scale, _mm512_set1_epi32(0x03020100));
     const __m512i swapped = _mm512_shuffle_epi32(table, _MM_PERM_BADC);
-    for (int n = 0; n < 2; n++) {  // the second of two looks in its table's second dword
+    for (int n = 0; n < 2; n++) {  // the second value of two uses the second dword of its table
       const __m512i pairs = _mm512_srlv_epi16(broadcast32(block + offsetof(BlockQ2_K, qs) + 32 * n), halves16(0, 2));
       const __m512i index = and_or(pairs, _mm512_set1_epi8(0x33), _mm512_set1_epi8(0x40));
       q[2 * n] = _mm512_shuffle_epi8(n == 0 ? table : swapped, index);
@@ -72,13 +72,13 @@ struct Folded<BlockQ3_K> {
   static constexpr bool has_min = false;
   static constexpr int offset = 124;
   struct Headers {
-    __m512i scales[2];  // of groups 0..3, 8..11 and of the others: words in each row's lane, 0..63
+    __m512i scales[2];  // of groups 0..3 and 8..11, and of the others, as words in each row's lane, 0..63
     __m128 d, dmin;
   };
   static QTENSOR_INLINE Headers headers(const uint8_t* const* place) {
     static_assert(offsetof(BlockQ3_K, scales) == 96 && offsetof(BlockQ3_K, d) == 108 && bytes == 110);
     const __m512i raw = rows_16(place, 94), zero = _mm512_setzero_si512();
-    // Dwords of four scales each: the nibbles of dwords 0, 0, 1, 1 with pairs of bits of dword 2.
+    // Each dword has four scales: the nibbles of dwords 0, 0, 1, 1 and two-bit fields of dword 2.
     const __m512i twice = _mm512_shuffle_epi8(raw, every_lane(0x05040302, 0x05040302, 0x09080706, 0x09080706));
     const __m512i third = _mm512_shuffle_epi8(raw, every_lane(0x0d0c0b0a, 0x0d0c0b0a, 0x0d0c0b0a, 0x0d0c0b0a));
     const __m512i four = _mm512_srlv_epi32(twice, every_lane(0, 4, 0, 4));
@@ -92,7 +92,7 @@ struct Folded<BlockQ3_K> {
     h.d = _mm_cvtph_ps(_mm_shuffle_epi8(ends, _mm_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, 0, 0, 0, 0, 0, 0, 0, 0)));
     return h;
   }
-  // Words a = 0..3 of a group: bytes a - 4 + 4 * b for b = 1, 0 times the scale, the scale being 32 above itself.
+  // The table of a group, as words a = 0..3: the scale times byte a - 4 + 4 * b for b = 1, 0. Scales have 32 added.
   static QTENSOR_INLINE __m512i table(__m512i scales, int row) {
     constexpr long long one = 0x0001000100010001;
     const __m512i word =
@@ -105,7 +105,8 @@ struct Folded<BlockQ3_K> {
   }
   static QTENSOR_INLINE void values(const uint8_t* block, const Headers& h, int row, __m512i (&q)[4]) {
     const __m512i first = table(h.scales[0], row), second = table(h.scales[1], row), four = _mm512_set1_epi8(15);
-    // Bits 0 and 2 of four, or 4 and 6: the third bits of two values. Clear, they are bits 0 and 4 of the index.
+    // Bits 0 and 2 of four bits, or 4 and 6, are the third bits of two values. If clear, they set bits 0 and 4 of the
+    // index.
     const __m512i high = _mm512_srlv_epi16(broadcast32(block), halves16(0, 1));
     const auto third = [&](__m512i bits, int more) {
       const __m512i clear = _mm512_broadcast_i32x4(

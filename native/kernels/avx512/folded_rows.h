@@ -1,4 +1,4 @@
-// Four rows of Q2_K and Q3_K and one to four batch rows with VNNI: see folded_blocks.h.
+// Four rows of the formats of folded_blocks.h and ternary_blocks.h with one to four batch rows, with VNNI.
 #pragma once
 
 #include <immintrin.h>

@@ -1,5 +1,5 @@
-// Four rows of weights in blocks of 32 and one to four batch rows with VNNI: four blocks of each row at a time. Sums
-// are added up while they are transposed to [block][row]; then a vector holds what four blocks of four rows came to.
+// Four rows of weights in blocks of 32 with one to four batch rows, with VNNI: four blocks of each row at a time. Sums
+// are reduced while they are transposed to [block][row], so one vector holds the sums of four blocks of four rows.
 #pragma once
 
 #include <immintrin.h>
@@ -21,19 +21,19 @@ inline __m512i lane_sums(const __m512i (&row)[4]) {
   const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(row[2], row[3]), _mm512_unpackhi_epi32(row[2], row[3]));
   return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
 }
-// Four dwords, each in all dwords of its lane.
+// Broadcasts dword i of four to all dwords of lane i.
 inline __m512i each_in_its_lane(const void* four) {
   const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
   return _mm512_permutexvar_epi32(order, _mm512_castsi128_si512(_mm_load_si128((const __m128i*)four)));
 }
-// f = fma(a, b, f) of each lane, in order.
+// f = fma(a, b, f) for each lane, in order.
 QTENSOR_INLINE __m128 fma_of_lanes(__m512 a, __m512 b, __m128 f) {
   f = _mm_fmadd_ps(_mm512_castps512_ps128(a), _mm512_castps512_ps128(b), f);
   f = _mm_fmadd_ps(_mm512_extractf32x4_ps(a, 1), _mm512_extractf32x4_ps(b, 1), f);
   f = _mm_fmadd_ps(_mm512_extractf32x4_ps(a, 2), _mm512_extractf32x4_ps(b, 2), f);
   return _mm_fmadd_ps(_mm512_extractf32x4_ps(a, 3), _mm512_extractf32x4_ps(b, 3), f);
 }
-// The same, each followed by f = fma(c, d, f).
+// The same, each lane followed by f = fma(c, d, f).
 QTENSOR_INLINE __m128 fma_of_lanes(__m512 a, __m512 b, __m512 c, __m512 d, __m128 f) {
   f = _mm_fmadd_ps(_mm512_castps512_ps128(a), _mm512_castps512_ps128(b), f);
   f = _mm_fmadd_ps(_mm512_castps512_ps128(c), _mm512_castps512_ps128(d), f);
@@ -104,7 +104,7 @@ inline void four_block_rows(const MatmulTask& t, FourRows rows, int64_t batch_ro
   for (int j = 0; j < M; j++) store_four_rows(t.y + (batch_row + j) * t.y_stride, rows, acc[j]);
 }
 
-// Rows of whole super-blocks, four at a time; the others block by block.
+// Rows whose length is a multiple of 256, four at a time; other rows block by block.
 template <class Block>
 inline void matmul_four_blocks(const MatmulTask& t) {
   if (t.k % kSuperBlock != 0) return matmul_sub_blocks<Block>(t);

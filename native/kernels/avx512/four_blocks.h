@@ -1,5 +1,5 @@
-// Formats in blocks of 32, four neighboring blocks of a row at a time: a block in each 128-bit lane, its weights 0..15
-// in one register and 16..31 in another, as unsigned bytes `offset` above what they stand for.
+// Formats in blocks of 32, four adjacent blocks of a row at a time: a block in each 128-bit lane, its weights 0..15 in
+// one register and 16..31 in another, as unsigned bytes with `offset` added.
 #pragma once
 
 #include <immintrin.h>
@@ -13,7 +13,7 @@
 namespace qtensor {
 namespace {
 
-// Sixteen bytes from `at` on of each of four blocks.
+// Sixteen bytes of each of four blocks, beginning at byte `at`.
 template <int64_t BYTES>
 inline __m512i four_lanes(const uint8_t* at) {
   const auto load = [&](int i) { return _mm_loadu_si128((const __m128i*)(at + i * BYTES)); };
@@ -32,7 +32,7 @@ inline __m512i levels_above(const int8_t (&table)[16], int offset) {
   return _mm512_broadcast_i32x4(levels);
 }
 
-// The first two words of four blocks: all first ones, then all second ones.
+// The first two words of four blocks: the first word of each, then the second word of each.
 template <int64_t BYTES>
 inline __m128i four_headers(const uint8_t* four) {
   constexpr int16_t next = BYTES / 2;
@@ -48,7 +48,7 @@ inline __m128i four_headers(const uint8_t* four) {
   }
 }
 
-// Scales of four blocks of four rows, [block][row]. Each row's header has four halves in its low or high part.
+// Scales of four blocks of four rows, [block][row]. row[r] has four halves in its low or high part.
 template <bool HIGH>
 inline __m512 block_scales(const __m128i (&row)[4]) {
   const auto join = [](__m128i a, __m128i b) { return HIGH ? _mm_unpackhi_epi16(a, b) : _mm_unpacklo_epi16(a, b); };
@@ -58,7 +58,7 @@ inline __m512 block_scales(const __m128i (&row)[4]) {
 
 template <class Block>
 struct Four32;
-// What most of these formats have: one half in front, or two.
+// The header of most of these formats: one half, or two.
 template <class Block, bool HAS_MIN = false>
 struct HalvesInFront {
   static constexpr int64_t bytes = sizeof(Block);
@@ -103,7 +103,7 @@ struct Four32<BlockIQ4_NL> : HalvesInFront<BlockIQ4_NL> {
   }
 };
 
-// The fifth bits of Q5_0 and Q5_1 lie before the sixteen bytes of nibbles.
+// The fifth bits of Q5_0 and Q5_1 precede the sixteen bytes of nibbles.
 template <class Block, bool HAS_MIN>
 struct WithFifth : HalvesInFront<Block, HAS_MIN> {
   static constexpr int64_t bytes = sizeof(Block);

@@ -1,4 +1,4 @@
-// The headers of the blocks of four rows, taken apart together: one row in each 128-bit lane of a zmm register.
+// Unpacks the headers of the blocks of four rows together: one row in each 128-bit lane of a zmm register.
 #pragma once
 
 #include <immintrin.h>
@@ -12,10 +12,10 @@
 namespace qtensor {
 namespace {
 
-// What the blocks of four rows say besides their values.
+// The headers of the blocks of four rows.
 struct FourHeaders {
-  __m512i scales[2];  // 16-bit, eight in each row's lane: of eight sub-blocks, or of groups 0..7 and 8..15
-  __m512i mins;       // likewise
+  __m512i scales[2];  // words, eight in each row's lane: of eight sub-blocks, or of groups 0..7 and 8..15
+  __m512i mins;       // words, eight in each row's lane
   __m128 d, dmin;
 };
 
@@ -27,7 +27,7 @@ inline __m512i rows_16(const uint8_t* const* place, int64_t at) {  // sixteen by
 }
 inline __m512i every_lane(int a, int b, int c, int d) { return _mm512_broadcast_i32x4(_mm_setr_epi32(a, b, c, d)); }
 
-// The sum of each lane's dwords, as the dword of that row.
+// The sum of each lane's dwords, in the dword of that row.
 inline __m128i reduce_lanes(__m512i a) {
   a = _mm512_add_epi32(a, _mm512_shuffle_epi32(a, _MM_PERM_BADC));
   a = _mm512_add_epi32(a, _mm512_shuffle_epi32(a, _MM_PERM_CDAB));
@@ -36,13 +36,14 @@ inline __m128i reduce_lanes(__m512i a) {
 }
 inline __m512i sums_of(const int16_t* eight) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)eight)); }
 
-// Words 0..7 of lane `row`, each four times, in the order that pack gives products of 64 weights: `pattern` names the
-// word of each four.
+// Words 0..7 of lane `row`, each four times, in the order that vpackssdw gives the sums of 64 weights. `pattern`
+// selects the word of each four.
 inline __m512i spread_scales(__m512i words, int row, __m512i pattern) {
   return _mm512_permutexvar_epi16(_mm512_add_epi16(pattern, _mm512_set1_epi16(short(8 * row))), words);
 }
 
-// Each lane holds the first 16 bytes of a block of Q4_K or Q5_K: its eight scales as bytes, then its eight mins.
+// Each lane of the input holds the first 16 bytes of a block of Q4_K or Q5_K. Returns its eight scales as bytes, then
+// its eight mins.
 inline __m512i scale_and_min_bytes(__m512i raw) {
   const __m512i ab = _mm512_shuffle_epi32(raw, _MM_PERM_CCBB), c = _mm512_shuffle_epi32(raw, _MM_PERM_DDDD);
   const __m512i low = _mm512_and_si512(_mm512_srlv_epi32(ab, every_lane(0, 2, 0, 2)),
@@ -51,7 +52,7 @@ inline __m512i scale_and_min_bytes(__m512i raw) {
       _mm512_and_si512(_mm512_srlv_epi32(c, every_lane(0, 0, 0, 4)), every_lane(0, 0x0f0f0f0f, 0, 0x0f0f0f0f));
   return _mm512_or_si512(low, high);
 }
-// d of each lane's row, then dmin of each.
+// d of each lane's row, then dmin of each lane's row.
 inline __m256 d_and_dmin(__m512i raw) {
   const __m512i order = _mm512_zextsi128_si512(_mm_setr_epi32(0, 4, 8, 12));
   const __m128i pairs = _mm512_castsi512_si128(_mm512_permutexvar_epi32(order, raw));

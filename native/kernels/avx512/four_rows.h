@@ -1,4 +1,4 @@
-// Four rows of K-quants and one to four batch rows with VNNI. See kernels/x86/matmul.h for the loops.
+// Four rows of K-quants with one to four batch rows, with VNNI. See kernels/x86/matmul.h for the loops.
 #pragma once
 
 #include <immintrin.h>
@@ -13,7 +13,7 @@
 namespace qtensor {
 namespace {
 
-// Which word of a row's scales belongs to each four products of 64 weights, as pack orders them.
+// The word of a row's scales for each four products of 64 weights, in the order of vpackssdw.
 template <class Quant, bool SPLIT>
 inline __m512i scale_order() {
   constexpr long long one = 0x0001000100010001;
@@ -34,8 +34,8 @@ inline void load_activations(const BlockQ8K& x, __m512i (&to)[4]) {
   }
 }
 
-// Batch rows share the unpacking of a row. With one or two of them activations are split as the nibbles of 64 bytes
-// are, which saves unpacking and costs nothing while they stay in registers.
+// Batch rows share the unpacking of a row. With one or two batch rows, activations are ordered like the nibbles of 64
+// bytes, which saves unpacking and costs nothing while they stay in registers.
 template <class Quant, int M>
 inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_row) {
   constexpr bool split = M <= 2 && Quant::can_split;

@@ -1,6 +1,6 @@
-// Four rows of the formats with grids (IQ1, IQ2, IQ3) and one to four batch rows with VNNI. Rows of a large grid go
-// straight from its table into registers; a grid of up to 512 rows is looked up in registers, as codes of two bytes
-// that are spread out after. Signs are masks, by which activations are negated.
+// Four rows of the formats with grids (IQ1, IQ2, IQ3) with one to four batch rows, with VNNI. Rows of a large grid are
+// loaded from its table. A grid of up to 512 rows is looked up in registers, as codes of two bytes, which are expanded
+// afterwards. Signs are masks, by which activations are negated.
 #pragma once
 
 #include <immintrin.h>
@@ -21,15 +21,15 @@
 namespace qtensor {
 namespace {
 
-// A block of one row: values [64 c, 64 c + 64) as bytes, kOffset above what they are, and which of them are negative;
-// sixteen scales as words.
+// A block of one row: q[c] is values [64 c, 64 c + 64) as bytes, with the format's offset added; which of them are
+// negative; and sixteen scales as words.
 struct GridRow {
   __m512i q[4];
   __mmask64 negative[4];
   __m256i scales;
 };
 
-// All rows of a block, of eight bytes each, by their numbers.
+// Loads the 32 grid rows of a block, of eight bytes each, by their numbers.
 QTENSOR_INLINE void read_rows(const uint64_t* grid, __m512i numbers, GridRow& to) {
   alignas(64) uint16_t index[32];
   _mm512_store_si512(index, numbers);
@@ -39,7 +39,7 @@ QTENSOR_INLINE void read_rows(const uint64_t* grid, __m512i numbers, GridRow& to
   }
 }
 
-// The codes with these 32 numbers: 64 of all at a time, of which the numbers' further bits choose.
+// Looks up the codes with these 32 numbers in 64 codes at a time. The numbers' upper bits select among the results.
 template <int N>
 QTENSOR_INLINE __m512i codes_of(const uint16_t (&codes)[N], __m512i numbers) {
   __m512i found[N / 64];
@@ -52,7 +52,7 @@ QTENSOR_INLINE __m512i codes_of(const uint16_t (&codes)[N], __m512i numbers) {
   }
   return found[0];
 }
-// Eight values to a code, two bits each. They are looked up where they stand in their nibble.
+// Expands codes of eight values, two bits each. Levels are looked up by the two bits at their position in a nibble.
 QTENSOR_INLINE void spread_pairs(__m512i codes, GridRow& to) {
   constexpr int8_t a = kLevelsIQ2[0], b = kLevelsIQ2[1], c = kLevelsIQ2[2];
   const __m512i levels = _mm512_broadcast_i32x4(_mm_setr_epi8(a, b, c, 0, b, 0, 0, 0, c, 0, 0, 0, 0, 0, 0, 0));
@@ -64,7 +64,7 @@ QTENSOR_INLINE void spread_pairs(__m512i codes, GridRow& to) {
     to.q[n] = _mm512_shuffle_epi8(levels, _mm512_and_si512(low, _mm512_set1_epi16(0x0c03)));
   }
 }
-// Four values to a code, four bits each, to q[0] and q[1].
+// Expands codes of four values, four bits each, to q[0] and q[1].
 QTENSOR_INLINE void spread_nibbles(__m512i codes, const int8_t (&eight)[8], __m512i* q) {
   const __m512i levels = _mm512_broadcast_i32x4(_mm_loadl_epi64((const __m128i*)eight));
   const __m512i lane = _mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3);
@@ -79,7 +79,7 @@ QTENSOR_INLINE void spread_nibbles(__m512i codes, const int8_t (&eight)[8], __m5
 QTENSOR_INLINE __m512i words_of_32(const uint8_t* bytes) {
   return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)bytes));
 }
-// Eight dwords as words, twice each; scales are odd.
+// Eight dwords as words, two times each. Scales are odd: 2 * n + 1.
 QTENSOR_INLINE __m256i twice(__m256i dwords) { return _mm256_or_si256(dwords, _mm256_slli_epi32(dwords, 16)); }
 QTENSOR_INLINE __m256i odd(__m256i words) { return _mm256_or_si256(_mm256_slli_epi16(words, 1), _mm256_set1_epi16(1)); }
 
@@ -88,7 +88,7 @@ QTENSOR_INLINE void signs_from(__m256i bytes, GridRow& to) {
   _mm256_store_si256((__m256i*)words, bytes);
   for (int c = 0; c < 4; c++) to.negative[c] = words[c];
 }
-// Seven bits in each byte; the eighth makes their number even.
+// Each byte has seven sign bits; the eighth makes the number of set bits even.
 QTENSOR_INLINE void even_signs_from(__m256i seven, GridRow& to) {
   const char one = char(128);
   const __m256i odd_number =
@@ -98,7 +98,7 @@ QTENSOR_INLINE void even_signs_from(__m256i seven, GridRow& to) {
       _mm256_xor_si256(_mm256_shuffle_epi8(odd_number, seven), _mm256_shuffle_epi8(odd_number, upper));
   signs_from(_mm256_or_si256(seven, eighth), to);
 }
-// Eight dwords, each of four times seven bits of signs and four of a scale.
+// Eight dwords, each with four times seven sign bits and a scale of four bits.
 QTENSOR_INLINE void signs_and_scales(__m256i words, GridRow& to) {
   const auto part = [&](__m256i moved, int mask, __m256i rest) {  // (moved & mask) | rest
     return _mm256_ternarylogic_epi32(moved, _mm256_set1_epi32(mask), rest, 0xea);
@@ -110,14 +110,14 @@ QTENSOR_INLINE void signs_and_scales(__m256i words, GridRow& to) {
   even_signs_from(seven, to);
   to.scales = odd(twice(_mm256_srli_epi32(words, 28)));
 }
-// Eight bytes of two nibbles, a scale each.
+// Eight bytes of two nibbles; each nibble is a scale.
 QTENSOR_INLINE __m256i nibble_scales(const uint8_t* eight) {
   const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)eight));
   const __m256i both = _mm256_or_si256(bytes, _mm256_slli_epi32(bytes, 12));
   return odd(_mm256_and_si256(both, _mm256_set1_epi32(0x000f000f)));
 }
 
-// A format: its offset, how many scales 32 values have, and a block taken apart.
+// A format: its offset, the number of scales per 32 values, and unpacking of a block.
 template <class Block>
 struct Grid;
 
@@ -139,7 +139,7 @@ struct Grid<BlockIQ2_XS> {
     const __m512i raw = _mm512_loadu_si512(block + offsetof(BlockIQ2_XS, qs));
     even_signs_from(_mm512_cvtepi16_epi8(_mm512_srli_epi16(raw, 9)), to);
     to.scales = nibble_scales(block + offsetof(BlockIQ2_XS, scales));
-    spread_pairs(codes_of(kCodesIQ2_XS, raw), to);  // looks at nine bits
+    spread_pairs(codes_of(kCodesIQ2_XS, raw), to);  // uses nine bits of each number
   }
 };
 
@@ -193,14 +193,14 @@ struct Grid<BlockIQ3_S> {
   }
 };
 
-// Of IQ1: -8, 0 or 8 and 1 more or less, 9 above that: by the grid's own bytes, to which 10 or 8 is added.
+// Values of IQ1 are -8, 0 or 8, plus or minus 1. With the offset of 9, they are the grid's bytes plus 10 or 8.
 struct ShiftedGrid {
   static constexpr int offset = 9;
   static QTENSOR_INLINE void shift(__mmask32 down, GridRow& to) {
     for (int c = 0; c < 4; c++) {
       to.q[c] = _mm512_add_epi8(to.q[c], _mm512_set1_epi8(10));
       to.q[c] = _mm512_mask_sub_epi64(to.q[c], __mmask8(down >> (8 * c)), to.q[c],
-                                      _mm512_set1_epi8(2));  // no byte borrows: each is 2 or more
+                                      _mm512_set1_epi8(2));  // no byte borrows, because each is at least 2
     }
   }
 };
@@ -214,7 +214,7 @@ struct Grid<BlockIQ1_S> : ShiftedGrid {
         _mm512_setr_epi64(0, 0x0001000100010001, 0x0002000200020002, 0x0003000300030003, 0x0004000400040004,
                           0x0005000500050005, 0x0006000600060006, 0x0007000700070007);
     const __m512i high = _mm512_permutexvar_epi16(word_of_four, _mm512_castsi128_si512(qh));
-    // three bits each; what is moved by 16 or more is gone
+    // three bits each; shifts by 16 or more give zero
     const __m512i moved = _mm512_or_si512(_mm512_sllv_epi16(high, _mm512_set1_epi64(0x0010000200050008)),
                                           _mm512_srlv_epi16(high, _mm512_set1_epi64(0x0001001000100010)));
     to.scales = odd(twice(_mm256_and_si256(_mm256_srli_epi32(_mm256_cvtepu16_epi32(qh), 12), _mm256_set1_epi32(7))));
@@ -229,7 +229,7 @@ struct Grid<BlockIQ1_M> : ShiftedGrid {
   static constexpr int scales = 2;
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
     const __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockIQ1_M, qh))));
-    const __m512i both = _mm512_cvtepu16_epi32(bytes);  // each twice
+    const __m512i both = _mm512_cvtepu16_epi32(bytes);  // each is used twice
     const __m512i high =
         _mm512_sllv_epi16(_mm512_or_si512(both, _mm512_slli_epi32(both, 16)), _mm512_set1_epi32(0x00040008));
     int64_t scales;
@@ -247,7 +247,7 @@ struct Grid<BlockIQ1_M> : ShiftedGrid {
 };
 
 template <class Block>
-__attribute__((noinline)) void take_row(const uint8_t* block, GridRow& to) {  // compiled once for all who call it
+__attribute__((noinline)) void take_row(const uint8_t* block, GridRow& to) {  // compiled once for all callers
   Grid<Block>::take(block, to);
 }
 
@@ -256,7 +256,7 @@ QTENSOR_INLINE __m128 grid_d(const uint8_t* const* place) {
   return load_halves(place, offsetof(Block, d));
 }
 template <>
-QTENSOR_INLINE __m128 grid_d<BlockIQ1_M>(const uint8_t* const* place) {  // a nibble of each word of scales
+QTENSOR_INLINE __m128 grid_d<BlockIQ1_M>(const uint8_t* const* place) {  // the upper nibble of each word of scales
   const auto d = [&](int r) {
     uint64_t scales;
     __builtin_memcpy(&scales, place[r] + offsetof(BlockIQ1_M, scales), 8);
@@ -275,7 +275,7 @@ inline void grid_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_row
   __m128 acc[M];
   for (int j = 0; j < M; j++) acc[j] = _mm_setzero_ps();
   const __m512i zero = _mm512_setzero_si512();
-  // the order that pack gives sixteen values' sums
+  // the order that vpackssdw gives the sums of sixteen values
   const __m512i first =
       _mm512_setr_epi64(0x0000000000000000, 0x0004000400040004, 0x0001000100010001, 0x0005000500050005,
                         0x0002000200020002, 0x0006000600060006, 0x0003000300030003, 0x0007000700070007);

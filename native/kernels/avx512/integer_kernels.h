@@ -1,5 +1,5 @@
-// K-quant dot products with AVX-512 VNNI. 64 weights meet 64 activations in one vpdpbusd; two such results, whose lanes
-// fit 16 bits, are packed and multiplied by their sub-block scales in one vpdpwssd. All exact.
+// K-quant dot products with AVX-512 VNNI. One vpdpbusd multiplies 64 weights with 64 activations. Two results, whose
+// lanes fit 16 bits, are packed and multiplied by their sub-block scales in one vpdpwssd. All operations are exact.
 #pragma once
 
 #include <immintrin.h>
@@ -14,7 +14,7 @@
 namespace qtensor {
 namespace {
 
-// The value is in a register here. Left alone, gcc loads what is used twice from memory twice.
+// Forces the value into a register. Otherwise gcc loads a value that is used twice from memory twice.
 inline void in_register(__m512i& value) { __asm__("" : "+v"(value)); }
 
 inline __m256i dot_u8_s8(__m256i u, __m256i s) { return _mm256_dpbusd_epi32(_mm256_setzero_si256(), u, s); }
@@ -27,7 +27,7 @@ inline __m128i reduce_four(__m512i a, __m512i b, __m512i c, __m512i d) {
   return _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
 }
 
-// low in the lower 256 bits of 16-bit lanes, high in the upper
+// `low` in the words of the lower 256 bits, `high` in those of the upper 256
 inline __m512i halves16(short low, short high) {
   return _mm512_inserti64x4(_mm512_set1_epi16(low), _mm256_set1_epi16(high), 1);
 }
@@ -38,9 +38,9 @@ struct KQuant512 {
   static constexpr bool can_split = false;
   struct Unpacked {
     __m512i q[4];      // weights 64i .. 64i+63 as unsigned bytes
-    __m512i scale[2];  // 16-bit scales in the order that pack gives the sums of q[0], q[1] and of q[2], q[3]
+    __m512i scale[2];  // words in the order that vpackssdw gives the sums of q[0], q[1] and of q[2], q[3]
     __m128i min;       // eight 16-bit mins
-    __m512i start;     // what the sum begins with
+    __m512i start;     // the value at which the sum begins
   };
   static __m512i sum_of(const Unpacked& w, const BlockQ8K& x, __m512i start) {
     __m512i dot[4];
@@ -51,7 +51,7 @@ struct KQuant512 {
   }
 };
 
-// Values [64 c, 64 c + 64) as bytes to q[c], by the format's `part`.
+// Unpacks values [64 c, 64 c + 64) to bytes in q[c], with the format's `part`.
 template <class Quant>
 inline void all_parts(const uint8_t* block, __m512i (&q)[4]) {
   q[0] = Quant::template part<0>(block);
@@ -60,7 +60,7 @@ inline void all_parts(const uint8_t* block, __m512i (&q)[4]) {
   q[3] = Quant::template part<3>(block);
 }
 
-// q[c] holds sub-blocks 2c and 2c+1, two 128-bit lanes each.
+// q[c] holds sub-blocks 2c and 2c + 1 in two 128-bit lanes each.
 struct WithMins512 : KQuant512 {
   static constexpr bool has_min = true;
   static void unpack_header(const uint8_t* packed, Unpacked& w) {
@@ -124,7 +124,7 @@ struct Q5_K512 : WithMins512 {
   }
 };
 
-// Sixteen scales, one for each 128-bit lane of q[0..3]; the offset of 32 goes in through the activation sums.
+// Sixteen scales, one for each 128-bit lane of q[0..3]. The offset of 32 is subtracted by the sums of activations.
 struct Q6_K512 : KQuant512 {
   static FourHeaders headers(const uint8_t* const* place) { return headers_with_offset(place); }
   static constexpr int64_t bytes = sizeof(BlockQ6_K);

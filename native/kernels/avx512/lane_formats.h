@@ -1,9 +1,9 @@
-// K-quants with sixteen rows of the weight in the lanes, for row_lanes.h: how headers and values of a block are taken
-// apart, and how a batch row is packed for them.
+// K-quants with sixteen rows of the weight in the lanes, for row_lanes.h: unpacking headers and values of a block, and
+// packing a batch row for them.
 //
-// A dword of a row goes to two neighboring lanes, for two groups of values that have a scale each: A and B, the lower
-// and the upper nibbles of the same bytes. Of Q4_K and Q5_K these are two sub-blocks of 32 that follow one another, of
-// Q6_K two groups of 16, 64 values apart. So one shuffle of what was loaded makes both.
+// A dword of a row is expanded to two adjacent lanes, for two groups of values that have one scale each: A and B, the
+// lower and the upper nibbles of the same bytes. In Q4_K and Q5_K, these are two consecutive sub-blocks of 32, and in
+// Q6_K two groups of 16, 64 values apart. So one shuffle of the loaded bytes produces both.
 #pragma once
 
 #include <immintrin.h>
@@ -20,17 +20,17 @@
 namespace qtensor {
 namespace {
 
-// Sixteen rows of one block. A vector of values holds [row][A, B][4 bytes] of eight rows: 0, 1, 4, 5, 8, 9, 12, 13 and
-// the others, which vpackssdw of two sums brings in order.
+// Sixteen rows of one block. A vector of values holds [row][A, B][4 bytes] of eight rows: 0, 1, 4, 5, 8, 9, 12 and 13,
+// or the others. vpackssdw of two sums restores the order of the rows.
 struct alignas(64) LaneRows {
   uint8_t q[64][64];
   int16_t scale[8][16][2], min[4][16][2];  // [pair of groups][row][A, B]
   float d[16], dmin[16];
 };
 
-// One block of a batch row: values as [pair][four of a group][A, B][4]. `largest` is the same in up to sixteen
-// batch rows that were packed together: the largest sum of magnitudes in a group, with that of its sum where weights
-// have mins.
+// One block of a batch row, with values as [pair][four of a group][A, B][4]. `largest` is the largest sum of magnitudes
+// in a group, of up to sixteen batch rows that were packed together; for weights with mins, plus the magnitude of the
+// group's sum.
 struct alignas(64) LaneBatchSums {
   int8_t q[256];
   int16_t sums32[8];
@@ -45,7 +45,7 @@ struct alignas(64) LaneBatchOffsets {
 };
 static_assert(sizeof(LaneBatchSums) == 320 && sizeof(LaneBatchOffsets) == 384);
 
-// Sixteen bytes of rows 0, 4, 8 and 12 from `first` on.
+// Sixteen bytes of rows 0, 4, 8 and 12; `first` is their address in row 0.
 QTENSOR_INLINE __m512i every_fourth_row(const uint8_t* first, int64_t row_bytes) {
   const auto at = [&](int lane) { return _mm_loadu_si128((const __m128i*)(first + 4 * lane * row_bytes)); };
   __m512i all = _mm512_zextsi128_si512(at(0));
@@ -54,26 +54,26 @@ QTENSOR_INLINE __m512i every_fourth_row(const uint8_t* first, int64_t row_bytes)
   return _mm512_mask_broadcast_i32x4(all, 0xf000, at(3));
 }
 template <int I>
-QTENSOR_INLINE __m512i twice(__m512i a, __m512i b) {  // dword I of each lane of a, two times, and of b
+QTENSOR_INLINE __m512i twice(__m512i a, __m512i b) {  // dword I of each lane of a, two times, then of b
   return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), I * 0x55));
 }
-// By so many bits for A and for B.
+// Shift counts for A and for B.
 QTENSOR_INLINE __m512i bits_of_both(int a, int b) {
   return _mm512_set1_epi64((long long)(uint32_t(a) | uint64_t(uint32_t(b)) << 32));
 }
 QTENSOR_INLINE __m512i nibbles_of_both(__m512i raw) {
   return _mm512_and_si512(_mm512_srlv_epi32(raw, bits_of_both(0, 4)), _mm512_set1_epi8(15));
 }
-// With bits `mask` of each byte from what lies elsewhere in the bytes of `high`.
+// Inserts bits `mask` of each byte from `high`, whose dwords are rotated by `turn`.
 QTENSOR_INLINE __m512i with_high_bits(__m512i nibbles, __m512i high, __m512i turn, char mask) {
   return _mm512_ternarylogic_epi32(nibbles, _mm512_rolv_epi32(high, turn), _mm512_set1_epi8(mask), 0xf8);
 }
 
-// A block is taken in chunks of sixteen bytes of each row.
+// A block is processed in chunks of sixteen bytes of each row.
 constexpr int kLaneChunks = 8;
 
-// A kind of formats: what a batch row is packed to, how many pairs of groups a block has, and lines of memory, if those
-// are left to its neighbors that it shares with them. pack() returns magnitudes, whose largest becomes `largest`.
+// A kind of formats: the type of a packed batch row, the number of pairs of groups in a block, and the cache lines of a
+// block, without those that it shares with the next block. pack() returns magnitudes, whose maximum becomes `largest`.
 struct LanesWithMins {
   using Kind = LanesWithMins;
   using BatchRow = LaneBatchSums;
@@ -92,7 +92,7 @@ struct LanesWithMins {
     }
     __builtin_memcpy(to.sums32, x.sums32, sizeof to.sums32);
     to.d = x.d;
-    turn_fours(size);  // [a quarter of A, of A, of B, of B][pair]
+    transpose_fours(size);  // [a quarter of A, of A, of B, of B][pair]
     __m512i all = _mm512_add_epi32(_mm512_add_epi32(size[0], size[1]), _mm512_add_epi32(size[2], size[3]));
     all = _mm512_add_epi32(all, _mm512_shuffle_i32x4(all, all, 0xb1));
     const __m512i sums = _mm512_castsi256_si512(_mm256_cvtepi16_epi32(_mm_load_si128((const __m128i*)x.sums32)));
@@ -110,8 +110,8 @@ struct LanesWithMins {
       scales[r] = _mm512_unpacklo_epi8(both, zero);
       mins[r] = _mm512_unpackhi_epi8(both, zero);
     }
-    turn_fours(scales);
-    turn_fours(mins);
+    transpose_fours(scales);
+    transpose_fours(mins);
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++) {
       _mm512_store_si512(to.scale[p], scales[p]);
@@ -154,7 +154,7 @@ struct LanesQ5_K : LanesWithMins {
         raw[r] = every_fourth_row(row + offsetof(BlockQ5_K, qs) + 16 * chunk, row_bytes);
         high[r] = every_fourth_row(row + offsetof(BlockQ5_K, qh) + 16 * (chunk & 1), row_bytes);
       }
-      turn = _mm512_sub_epi32(bits_of_both(4, 3), _mm512_set1_epi32(chunk & ~1));  // bit of the sub-block to bit 4
+      turn = _mm512_sub_epi32(bits_of_both(4, 3), _mm512_set1_epi32(chunk & ~1));  // the sub-block's bit moves to bit 4
     }
     template <int I>
     QTENSOR_INLINE void values(__m512i (&to)[2]) const {
@@ -184,7 +184,7 @@ struct LanesQ6_K {
       const __m512i v = _mm512_permutex2var_epi32(
           _mm512_load_si512(from), _mm512_add_epi32(low, _mm512_set1_epi32(8 * (i % 2))), _mm512_load_si512(from + 64));
       _mm512_store_si512(to.q + 64 * i, v);
-      const auto of_groups = [](__m512i fours) {  // A, B of one pair, two times the same, and of the other
+      const auto of_groups = [](__m512i fours) {  // A, B of one pair, two times, then of the other
         fours = _mm512_add_epi32(fours, _mm512_shuffle_epi32(fours, _MM_PERM_BADC));
         return _mm512_add_epi32(fours, _mm512_shuffle_i32x4(fours, fours, 0xb1));
       };
@@ -207,8 +207,8 @@ struct LanesQ6_K {
       low[r] = _mm512_srai_epi16(_mm512_unpacklo_epi8(b, b), 8);
       high[r] = _mm512_srai_epi16(_mm512_unpackhi_epi8(b, b), 8);
     }
-    turn_fours(low);
-    turn_fours(high);
+    transpose_fours(low);
+    transpose_fours(high);
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++) {
       _mm512_store_si512(to.scale[p], low[p]);

@@ -1,6 +1,6 @@
-// Four rows of IQ4_XS and one to four batch rows with VNNI. Levels times scales do not fit a byte; so a sub-block of 32
-// lies in each 128-bit lane, its values 0..15 in one register and 16..31 in another, and one multiplication scales
-// what four sub-blocks of four rows came to.
+// Four rows of IQ4_XS with one to four batch rows, with VNNI. Levels times scales do not fit a byte. Therefore each
+// 128-bit lane holds a sub-block of 32, with values 0..15 in one register and 16..31 in another, and one multiplication
+// scales the sums of four sub-blocks of four rows.
 #pragma once
 
 #include <immintrin.h>
@@ -46,7 +46,7 @@ QTENSOR_INLINE LevelHeaders level_headers(const uint8_t* const* place) {
   return h;
 }
 
-// Sub-blocks 4 n .. 4 n + 3 of a row, kLevelsOffset above what they stand for.
+// Sub-blocks 4 n .. 4 n + 3 of a row, with kLevelsOffset added.
 QTENSOR_INLINE void level_values(const uint8_t* block, int n, __m512i (&q)[2]) {
   const __m512i levels = levels_above(kLevelsIQ4, kLevelsOffset);
   split_nibbles(_mm512_loadu_si512(block + offsetof(BlockIQ4_XS, qs) + 64 * n), q);
@@ -75,7 +75,7 @@ inline void level_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_ro
         const __m512i first = _mm512_load_si512(xb.q + 128 * n), second = _mm512_load_si512(xb.q + 128 * n + 64);
         xv[j][0] = _mm512_shuffle_i32x4(first, second, 0x88);
         xv[j][1] = _mm512_shuffle_i32x4(first, second, 0xdd);
-        // what a lane's first dword begins with: -kLevelsOffset times its activations
+        // the value at which a lane's first dword begins: -kLevelsOffset times the sum of its activations
         const __m128i sums = _mm_cvtepi16_epi32(_mm_loadl_epi64((const __m128i*)(xb.sums32 + 4 * n)));
         const __m128i offset = _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(sums, 7));
         start[j] = _mm512_maskz_permutexvar_epi32(

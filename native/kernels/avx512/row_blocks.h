@@ -10,7 +10,7 @@ constexpr int kTileRows = 4;
 struct alignas(64) RowBlocks {
   uint8_t q[kTileRows][256];
   int16_t pairs[2][kTileRows][8];  // mins of groups 0..7 and 8..15, or scales of sub-blocks
-  int32_t scale[16][kTileRows];    // of sub-blocks, or of groups
+  int32_t scale[16][kTileRows];    // of sub-blocks or groups
   float d[kTileRows], dmin[kTileRows];
 };
 

@@ -1,9 +1,9 @@
-// Products of K-quants with sixteen rows of the weight in the lanes: batch rows are broadcast, eight bytes at a time,
-// so each costs what it costs and none is padded. lane_formats.h takes blocks apart.
+// Products of K-quants with sixteen rows of the weight in the lanes. Batch rows are broadcast, eight bytes at a time,
+// so no batch row is padded. lane_formats.h unpacks blocks.
 //
-// The sums of A and of B are packed to words and meet both scales in one vpdpwssd. Whether the sum of a whole group
-// fits a word, the magnitudes of its activations tell; where it might not, eight products at a time do in any case
-// (31 * 8 * 127 = 31,496, and 32 * 8 * 127 = 32,512 about the middle). Both give the same integers.
+// The sums of A and of B are packed to words, and one vpdpwssd multiplies them with both scales. The magnitudes of a
+// group's activations show whether its sum fits a word. If it might not, eight products are summed at a time, which
+// always fit (31 * 8 * 127 = 31,496, and 32 * 8 * 127 = 32,512 with the offset). Both ways give the same integers.
 #pragma once
 
 #include <immintrin.h>
@@ -24,22 +24,22 @@ inline __m512i qword_to_all(const void* from) {
   return _mm512_set1_epi64(value);
 }
 
-// So many batch rows share the registers: two sums and a total each. The first ones, fewer if there are others, unpack
-// a block on their way.
+// The number of batch rows that share the registers: two sums and a total each. The first batch rows also unpack the
+// block; if others follow, they are at most kMostBeside.
 constexpr int kMostTogether = 8, kMostBeside = 6;
 
-// Memory is asked for in sixteen places, a few blocks ahead in each row, and beyond its end in the row that takes its
-// place. Lines are asked for with their blocks, some twice: a branch on where a line ends would be guessed wrong.
+// Memory is prefetched in sixteen places, a few blocks ahead in each row, and beyond its end in the row that follows
+// there. Some lines are prefetched twice, because a branch on the end of a line would be mispredicted.
 constexpr int64_t kLaneBlocksAhead = 4;
 
 struct LaneBlock {
   const uint8_t* at;  // in the first of sixteen rows
   int64_t row_bytes;
-  const uint8_t* later;  // what to ask for in the first row, and how far from it what is to be asked for next; or null
+  const uint8_t* later;  // what to prefetch in the first row, and the distance to the next prefetch; or null
   int64_t later_stride;
   LaneRows& rows;
 };
-// Where values come from: unpacked for these batch rows alone, or kept for others too, or as others kept them.
+// Where values come from: unpacked for these batch rows only, unpacked and stored for others too, or stored earlier.
 enum class Values { unpacked, unpacked_and_kept, kept };
 
 template <int LINES>
@@ -48,13 +48,13 @@ QTENSOR_INLINE void ask(const LaneBlock& block, int number) {
   for (int i = 0; i < LINES; i++) __builtin_prefetch(block.later + number * block.later_stride + 64 * i, 0, 2);
 }
 
-// acc[M][16 rows] = fma(f, d of the batch row, acc) of M batch rows.
+// acc[M][16 rows] = fma(f, d of the batch row, acc) for M batch rows.
 template <class F, int M, Values VALUES, bool FITS>
 __attribute__((noinline)) void lane_block(const LaneBlock& block, const typename F::BatchRow* x, float* acc) {
   constexpr bool unpack = VALUES != Values::kept;
   const __m512i zero = _mm512_setzero_si512();
   LaneRows& rows = block.rows;
-  // What sums begin with: of a group, or of half a group.
+  // The value at which sums begin, of a group or of half a group.
   const auto begin = [&](int j, int pair, int half) {
     if constexpr (F::has_min) return zero;
     if constexpr (!F::has_min && FITS) return qword_to_all(x[j].start[pair]);
@@ -140,7 +140,8 @@ __attribute__((noinline)) void lane_block(const LaneBlock& block, const typename
   }
 }
 
-// The one of MOST, MOST - 1, ... LEAST that is m. Kept values are alike in all formats of a kind, whose largest counts.
+// Calls lane_block with M = m, which is between LEAST and MOST. F may be a kind of formats, because stored values have
+// the same form in all of them; `most` is the largest value of the actual format.
 template <class F, Values VALUES, int MOST, int LEAST>
 QTENSOR_INLINE void lane_block_of(int64_t m, int most, const LaneBlock& block, const typename F::BatchRow* x,
                                   float* acc) {
@@ -153,7 +154,7 @@ QTENSOR_INLINE void lane_block_of(int64_t m, int most, const LaneBlock& block, c
     lane_block<F, MOST, VALUES, false>(block, x, acc);
 }
 
-// Batch rows lie packed as [block][batch row].
+// Batch rows are packed as [block][batch row].
 template <class F>
 int64_t lane_batch_bytes(int64_t blocks, int64_t m) {
   return blocks * m * int64_t(sizeof(typename F::BatchRow));
@@ -168,8 +169,8 @@ void pack_lane_batch(const PackTask& t, int64_t tile, int64_t block) {
   for (int64_t j = first; j < end; j++) to[j].largest = largest;
 }
 
-// How batch rows go through a block: `beside` with the unpacking, then `passes` times as many as can, each as many as
-// the others or one more.
+// How batch rows are distributed over a block: `beside` of them with the unpacking, then `passes` passes over the
+// others, whose sizes differ by at most one.
 struct LanePlan {
   int64_t beside, passes = 0;
   explicit LanePlan(int64_t m) : beside(m) {
@@ -178,8 +179,8 @@ struct LanePlan {
     beside = m / (passes + 1) < kMostBeside ? m / (passes + 1) : kMostBeside;
   }
 };
-// The passes ask for memory, too: the first for eight rows of the weight, those that follow for batch rows of the next
-// block, if `next` says so.
+// The passes prefetch as well: the first one eight rows of the weight, the following ones batch rows of the next block,
+// if `next` is true.
 template <class F>
 inline void every_batch_row(const LanePlan& plan, int64_t m, LaneBlock block, const typename F::BatchRow* x, bool next,
                             float* acc) {
@@ -196,7 +197,7 @@ inline void every_batch_row(const LanePlan& plan, int64_t m, LaneBlock block, co
   }
 }
 
-// `groups` of sixteen rows read a block of the batch rows one after the other, while the second cache has it.
+// `groups` groups of sixteen rows read a block of the batch rows one after the other, while it is in L2.
 template <class F>
 inline void lane_groups(const TileTask& t, const LanePlan& plan, int64_t row, int64_t groups, LaneRows& rows,
                         float* acc) {

@@ -1,8 +1,9 @@
 // Products of packed K-quants (packed_weights.h): sixteen rows of the weight are the lanes, and batch rows are
-// broadcast, four bytes at a time, by the product itself. Nothing has to be brought in order and no sum is reduced.
+// broadcast, four bytes at a time. Nothing is permuted and no sum is reduced.
 //
-// B's values may lie some bits up in their bytes. Where no sum outgrows a word, which magnitudes tell, both meet their
-// scales in one vpdpwssd; else each as a dword. Both give the same integers.
+// B's values may be in upper bits of their bytes. Magnitudes of the activations show whether all sums fit words. If
+// they do, one vpdpwssd multiplies the sums of A and B with their scales; else they are multiplied as dwords. Both ways
+// give the same integers.
 #pragma once
 
 #include <immintrin.h>
@@ -18,13 +19,13 @@ namespace {
 
 constexpr int64_t kSlabLanes = 16, kSlabParts = kGroupRows / kSlabLanes;
 
-// One block of a batch row, and what its sums begin with and how large they may get.
+// One block of a batch row, with the values at which its sums begin, and bounds of their size.
 struct alignas(64) SlabBatchBlock {
   int8_t q[256];
-  int32_t start[16];  // -32 times the sums of sixteen: Q6_K
+  int32_t start[16];  // for Q6_K: -32 times the sums of sixteen
   int16_t sums32[8];
   float d;
-  int32_t largest16, largest32;  // sums of magnitudes: of 16 values, and of those of one sign of 32
+  int32_t largest16, largest32;  // largest sums of magnitudes: of 16 values, and of those with one sign of 32
 };
 static_assert(sizeof(SlabBatchBlock) == 384);
 
@@ -77,11 +78,11 @@ QTENSOR_INLINE __m512i line(Lines<IN_ORDER> w, int u) {
 }
 
 struct SlabHeader {
-  __m512i scale[8], min[4];  // [pair]: two words for each row
+  __m512i scale[8], min[4];  // [pair]: two words per row
   __m512 d, dmin;
 };
 struct SlabOfKQuant {
-  static constexpr int64_t most_unpacking = 2;  // passes that each unpack, instead of keeping what the first one did
+  static constexpr int64_t most_unpacking = 2;  // up to this many passes, each pass unpacks values itself
   using Batch = SlabBatchBlock;
   using Header = SlabHeader;
 };
@@ -96,7 +97,7 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
     const auto joined = [&](__m512i low, __m512i high) __attribute__((always_inline)) {
       return _mm512_ternarylogic_epi32(_mm512_and_si512(low, four), _mm512_srli_epi16(high, 2), up, 0xf8);
     };
-    // The first two bytes of each dword as words, and the others.
+    // The first two bytes of each dword as words, and the last two.
     const auto split = [](__m512i bytes, __m512i* to) __attribute__((always_inline)) {
       to[0] = _mm512_shuffle_epi8(
           bytes, _mm512_broadcast_i32x4(_mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1)));
@@ -113,7 +114,7 @@ struct SlabWithMins : SlabOfKQuant, PairsWithMins {
 };
 
 template <class Block>
-struct SlabPairs;  // `shift`: how far B's values lie up; `largest`: the largest magnitude of a value in a sum
+struct SlabPairs;  // `shift`: bits by which B's values are shifted up; `largest`: the largest magnitude of a value
 template <>
 struct SlabPairs<BlockQ4_K> : SlabWithMins {
   static constexpr int shift = 4, largest = 15;
@@ -140,7 +141,7 @@ struct SlabPairs<BlockQ5_K> : SlabWithMins {
                                   moved(fifth, 2 * pair + 1, 7), _mm512_set1_epi8(char(0x80)), 0xf8);
   }
 };
-// A is sixteen values, B those 64 farther; sums begin with -32 times their activations'.
+// A is sixteen values, and B those 64 farther. Sums begin at -32 times those of their activations.
 template <>
 struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   static constexpr int pairs = 8, fours = 4, shift = 0, largest = 32;
@@ -152,7 +153,7 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader& h) {
 #pragma GCC unroll 2
-    for (int n = 0; n < 2; n++) {  // A's scales are the bytes of one dword, B's of the next
+    for (int n = 0; n < 2; n++) {  // A's scales are the bytes of one dword, B's those of the next
       const __m512i a = line(w, 2 * n), b = line(w, 2 * n + 1);
       const __m512i low = _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16));
       const __m512i high = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(a, 16), b);
@@ -175,7 +176,8 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   }
 };
 
-// Both halves of a group share each broadcast, and so many batch rows the registers: two sums of each in either half.
+// Both halves of a line share each broadcast. kMostAtOnce batch rows share the registers: sums of A and B in each half.
+// With more than kMostAsking batch rows, nothing is prefetched.
 constexpr int kMostAtOnce = 4, kMostAsking = 512;
 
 struct alignas(64) KeptValues {
@@ -186,7 +188,7 @@ struct SlabPass {
   Lines<IN_ORDER> lines[2];
   typename SlabPairs<Block>::Header header[2];
   KeptValues kept[2];
-  const uint8_t* later;  // memory to ask for, so many lines of 64 bytes with each pair
+  const uint8_t* later;  // memory to prefetch: `asked` lines of 64 bytes with each pair
   int64_t asked;
 };
 
@@ -197,8 +199,8 @@ QTENSOR_INLINE void ask(const SlabPass<Block, IN_ORDER>& t, int pair) {
     for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
 }
 
-// acc[g][j] = fma(f, d of batch row j, acc[g][j]) of M batch rows, where acc is [j][half][16 rows] of a slab.
-// FITS: no sum outgrows a word.
+// acc[g][j] = fma(f, d of batch row j, acc[g][j]) for M batch rows, where acc is [j][half][16 rows] of a slab.
+// FITS: all sums fit words.
 template <class Block, int M, bool FITS, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void slab_block(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
@@ -275,7 +277,7 @@ QTENSOR_INLINE void slab_block(SlabPass<Block, IN_ORDER>& t, const SlabBatchBloc
     }
 }
 
-// M batch rows; the sums of magnitudes tell whether words will do.
+// Multiplies M batch rows; the sums of magnitudes show whether all sums fit words.
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;

@@ -1,5 +1,5 @@
 // Products of packed weights whose sums of 32 are scaled one by one: blocks of 32 as floats, IQ4_XS as integers. Values
-// are unsigned bytes `offset` above what they stand for. A is values 0 to 15 of 32, B the others.
+// are unsigned bytes with an offset added. A is values 0 to 15 of 32, and B the others.
 #pragma once
 
 #include <immintrin.h>
@@ -39,7 +39,7 @@ void pack_slab_batch_row_32(const PackTask& t, int64_t row) {
 template <>
 constexpr SlabPacking kSlabPacking<SlabBatchBlock32>{sizeof(SlabBatchBlock32), pack_slab_batch_row_32};
 
-// The sixteen levels of a nibble, 128 above what they stand for.
+// The sixteen levels of a nibble, with 128 added.
 inline __m512i levels_from(const int8_t (&table)[16]) {
   return _mm512_broadcast_i32x4(_mm_xor_si128(_mm_loadu_si128((const __m128i*)table), _mm_set1_epi8(char(128))));
 }
@@ -156,7 +156,7 @@ struct SlabPairs<BlockIQ4_XS> {
     const __m512i high = line(w, 0), low = line(w, 1);
 #pragma GCC unroll 8
     for (int s = 0; s < 8; s++) {
-      constexpr int kHighAt = 16;  // two bits of each scale, behind d
+      constexpr int kHighAt = 16;  // two bits of each scale, after d
       const int from = kHighAt + 2 * s - 4;
       const __m512i upper = _mm512_srli_epi32(high, from);
       const __m512i six = _mm512_ternarylogic_epi32(
@@ -208,7 +208,7 @@ QTENSOR_INLINE void sums_of_32(SlabPass<Block, IN_ORDER>& t, const Batch* x, int
   }
 }
 
-// As slab_batch_rows of K-quants: acc[g][j] of M batch rows.
+// Like slab_batch_rows of K-quants.
 template <class Block, int M, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock32* x, float* acc) {
   using P = SlabPairs<Block>;
@@ -250,7 +250,7 @@ QTENSOR_INLINE void slab_batch_rows(SlabPass<Block, IN_ORDER>& t, const SlabBatc
   __m512i total[2][M];
 #pragma GCC unroll 8
   for (int j = 0; j < M; j++) {
-    // -128 times the sums of activations, each with its scale
+    // begins at -128 times the sums of activations, each multiplied by its scale
 #pragma GCC unroll 2
     for (int g = 0; g < 2; g++) {
       __m512i above = _mm512_setzero_si512();

@@ -1,4 +1,4 @@
-// TQ1_0 and TQ2_0 as folded_blocks.h has its formats: digits 0, 1, 2 for -1, 0, 1 and no scales, so that a block is one
+// TQ1_0 and TQ2_0 in the form of folded_blocks.h: digits 0, 1, 2 for -1, 0, 1, and no scales, so that a block is one
 // sum of bytes.
 #pragma once
 
@@ -42,7 +42,7 @@ struct Folded<BlockTQ2_0> : FoldedTernary<BlockTQ2_0> {
 
 template <>
 struct Folded<BlockTQ1_0> : FoldedTernary<BlockTQ1_0> {
-  // A byte times a power of three shows a digit as its highest, in base three: 3 * byte / 256.
+  // After multiplication by a power of three, a byte's highest base-three digit is 3 * byte / 256.
   static QTENSOR_INLINE __m512i digits(__m512i bytes) {
     const __m512i one = _mm512_set1_epi8(1);
     const __m512i first = _mm512_maskz_mov_epi8(_mm512_cmpge_epu8_mask(bytes, _mm512_set1_epi8(86)), one);
@@ -59,14 +59,14 @@ struct Folded<BlockTQ1_0> : FoldedTernary<BlockTQ1_0> {
   static QTENSOR_INLINE void values(const uint8_t* block, const Headers&, int, __m512i (&q)[4]) {
     static_assert(offsetof(BlockTQ1_0, qh) == 48);
     constexpr __mmask64 upper = 0xffffffff00000000;
-    const __m512i first = broadcast32(block);  // each byte five values 32 apart
+    const __m512i first = broadcast32(block);  // each byte has five values, 32 apart
     const __m512i twice = _mm512_mask_add_epi8(first, upper, first, first);
     const __m512i pair = _mm512_mask_add_epi8(twice, upper, twice, first);  // times 1 and 3
     q[0] = digits(pair);
     q[1] = digits(three_times(three_times(pair)));
-    const __m128i more = _mm_loadu_si128((const __m128i*)(block + 32));  // five values 16 apart
+    const __m128i more = _mm_loadu_si128((const __m128i*)(block + 32));  // each byte has five values, 16 apart
     int last;
-    __builtin_memcpy(&last, block + 48, 4);  // four values 4 apart
+    __builtin_memcpy(&last, block + 48, 4);  // each byte has four values, 4 apart
     const __m512i then = _mm512_inserti64x4(first, _mm256_broadcastsi128_si256(more), 1);
     q[2] = digits(times(then, _mm512_inserti64x4(_mm512_set1_epi8(81),
                                                  _mm256_setr_epi64x(0x0101010101010101, 0x0101010101010101,

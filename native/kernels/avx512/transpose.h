@@ -1,4 +1,4 @@
-// Between rows of weights, as tiles have them, and rows of the batch, as everything else does.
+// Transpositions between rows of weights, as in tiles, and batch rows, as everywhere else.
 #pragma once
 
 #include <immintrin.h>
@@ -8,8 +8,8 @@
 namespace qtensor {
 namespace {
 
-// Four rows of 16 dwords, [row][lane][column], to [column][lane][row].
-inline void turn_fours(__m512i* r) {
+// Transposes four rows of 16 dwords from [row][lane][column] to [column][lane][row].
+inline void transpose_fours(__m512i* r) {
   const __m512i ab = _mm512_unpacklo_epi32(r[0], r[1]), ab2 = _mm512_unpackhi_epi32(r[0], r[1]);
   const __m512i cd = _mm512_unpacklo_epi32(r[2], r[3]), cd2 = _mm512_unpackhi_epi32(r[2], r[3]);
   r[0] = _mm512_unpacklo_epi64(ab, cd);
@@ -18,10 +18,10 @@ inline void turn_fours(__m512i* r) {
   r[3] = _mm512_unpackhi_epi64(ab2, cd2);
 }
 
-// Rows of 16 dwords to columns of 16 dwords.
+// Transposes 16 rows of 16 dwords.
 inline void transpose16(__m512i (&r)[16]) {
   __m512i t[16];
-  for (int i = 0; i < 16; i += 4) turn_fours(r + i);
+  for (int i = 0; i < 16; i += 4) transpose_fours(r + i);
   for (int i = 0; i < 4; i++) {
     t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
     t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
@@ -36,7 +36,8 @@ inline void transpose16(__m512i (&r)[16]) {
   }
 }
 
-// Sixteen rows of weights, each of sixteen batch rows at row_at(its number), to y, whose batch rows have y_stride.
+// Stores results of sixteen rows of weights to y, whose batch rows are y_stride floats apart. row_at(i) is the address
+// of the sixteen batch rows of row i.
 template <class RowAt>
 inline void store_transposed(RowAt row_at, float* y, int64_t y_stride, int64_t m, bool past_cache) {
   __m512i r[16];

@@ -1,4 +1,4 @@
-// Which formats in blocks of 256 AVX-512 takes four rows at a time, and by what.
+// Selects the kernels that process four rows of a format in blocks of 256 at a time.
 #pragma once
 
 #include <cstdint>

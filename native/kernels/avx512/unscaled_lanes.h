@@ -1,6 +1,6 @@
-// Tiles of the formats in unpacked_rows.h. Batch rows lie as in batch_lanes.h. Bytes that hold their scale need none
-// further: a sum grows over the whole block. What else has one scale, a sub-block or a group of sixteen, is scaled in
-// 32 bits as soon as it is complete.
+// Tiles of the formats in unpacked_rows.h. Batch rows are packed as in batch_lanes.h. Bytes that include their scale
+// are summed over the whole block. In other formats, the sum of a sub-block or a group of sixteen is multiplied by its
+// scale in 32 bits when it is complete.
 #pragma once
 
 #include <immintrin.h>
@@ -21,8 +21,9 @@
 namespace qtensor {
 namespace {
 
-// A format: where bytes from k on stand, eight of which are neighbors, whether they hold their scale, and how many
-// scales a sub-block has. What computes knows its Layout alone, which several formats may have.
+// A format: place(k), the position of value k, of which eight are adjacent; `scaled`, whether bytes include their
+// scale; and `scales`, the number of scales of a sub-block. Products are compiled once for each Layout, which formats
+// may share.
 template <class Block>
 struct Rows256 : Folded<Block> {
   using Unpacked = RowBlocks;
@@ -59,7 +60,7 @@ struct Rows256<BlockIQ4_XS> {
     const LevelHeaders h = level_headers(place);
     _mm_store_ps(to.d, h.d);
     for (int n = 0; n < 2; n++) _mm512_store_si512(to.scale[4 * n], h.scales[n]);
-    // the low words of [sub-block][row], four sub-blocks and four, as [row][sub-block]
+    // the low words of [sub-block][row], of two times four sub-blocks, as [row][sub-block]
     const __m512i turned =
         _mm512_setr_epi64(0x0018001000080000, 0x0038003000280020, 0x001a0012000a0002, 0x003a0032002a0022,
                           0x001c0014000c0004, 0x003c0034002c0024, 0x001e0016000e0006, 0x003e0036002e0026);
@@ -80,7 +81,7 @@ struct GridLayout {
   static constexpr int scales = SCALES, offset = kLevelsOffset;
   static QTENSOR_INLINE int place(int k) { return k; }
 };
-// A format with a grid, in whole values.
+// A format with a grid; its values are integers.
 template <class F>
 struct GridRows256 {
   using Block = typename F::Block;
@@ -154,7 +155,7 @@ struct UnscaledLanes512 : BatchLanes512 {
     }
   }
 
-  // total = sum where bytes hold their scale, else the scaled sums of sub-block j are added.
+  // Sets total to sum if bytes include their scale; else adds the scaled sums of sub-block j.
   template <class Rows, int COUNT, int TILES>
   static QTENSOR_INLINE void add_scaled(const RowBlocks* rows, int j, const __m512i (&sum)[COUNT][TILES],
                                         __m512i (&total)[COUNT][TILES]) {
@@ -167,7 +168,7 @@ struct UnscaledLanes512 : BatchLanes512 {
     }
   }
 
-  // Mins or what is to be taken off for the offset, and the float step.
+  // Computes mins, or subtracts the offset, and executes the float step.
   template <class Rows, int COUNT>
   static QTENSOR_INLINE void finish(const RowBlocks* rows, const Packed& x, __m512i (&total)[COUNT], float* acc) {
     using V = Vector512;
@@ -205,7 +206,7 @@ struct UnscaledLanes512 : BatchLanes512 {
     else
       halves<Layout, 2>(rows, *x, acc, ahead, Rows::bytes);
   }
-  // The first HALVES * 8 batch rows of two groups of rows, in pairs of fours: see BatchLanes512::pair.
+  // Multiplies the first HALVES * 8 batch rows, in pairs of fours (see BatchLanes512::pair), with two groups of rows.
   template <class Rows, int HALVES>
   static __attribute__((noinline)) void halves(const RowBlocks* rows, const Packed& x, float* acc, AheadInOrder& ahead,
                                                int64_t bytes) {

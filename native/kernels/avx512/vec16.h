@@ -34,7 +34,7 @@ inline float v_reduce_add(V16 a) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-// v_reduce_add of four at once, to y[0..3]: the same additions, four in one register where they are few.
+// v_reduce_add of four vectors, to y[0..3]: the same additions, with the last steps of all four in one register.
 inline void v_store_sums(float* y, const V16 (&a)[4]) {
   __m128 four[4];
   for (int r = 0; r < 4; r++) {
@@ -84,7 +84,7 @@ inline V16 v_max_magnitude(V16 a, V16 b) {
 inline V16 v_one_above(V16 a, V16 b) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), _mm512_set1_ps(1.0f));
 }
-// Four times sixteen numbers to 64 bytes; what is stored in pieces cannot be loaded as a whole for a while.
+// Four times sixteen numbers to 64 bytes, in registers, because a wide load of recent narrower stores has to wait.
 inline __m512i v_bytes_of(const V16* v, V16 scale) {
   __m512i whole[4];
   for (int i = 0; i < 4; i++) whole[i] = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], scale));

@@ -1,9 +1,9 @@
 // Exact sums of products for attention over bytes, in plain C++:
 //   out[i][lane] = start[i] + sum over groups of 4 of a[i][4 * group + k] * b[group][lane][k]
-// for QUERIES rows i and `lanes` lanes; a row of b has `width` lanes. For scores a is a query and the lanes are
-// positions, for values a are weights and the lanes are dimensions. b may be packed in 4 or 3 bits (cache_format.h);
-// then it is read to the end of a row, so a is nought up to a multiple of 32. `FetchAhead` is what to fetch meanwhile.
-// Sums stay below 2^31: 1024 dimensions of 127 * 255, and 128 positions of 32767 * 255.
+// for QUERIES rows i and `lanes` lanes; a row of b has `width` lanes. For scores, a is a query and the lanes are
+// positions. For values, a are weights and the lanes are dimensions. b may be packed in 4 or 3 bits (cache_format.h);
+// it is then read to the end of a row, so a has zeros up to a multiple of 32. `FetchAhead` prefetches meanwhile. Sums
+// are below 2^31: 1024 dimensions of 127 * 255, and 128 positions of 32767 * 255.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@ namespace {
 
 using QueryLane = int16_t;
 constexpr int64_t kBlockLanes = 64;
-// Next to nothing is fetched ahead here.
+// Prefetching hardly matters for these kernels.
 constexpr uint32_t kScoreGroupTime = 1, kValueGroupTime = 1;
-// Whether byte_dots takes values as their levels: then what 128 adds need not be taken off.
+// Whether byte_dots multiplies values as signed levels, without 128 added, so that no excess must be subtracted.
 constexpr bool kSignedValues = false;
 
 inline void lay_query(const int8_t* bytes, int64_t dim, QueryLane* out) {
   for (int64_t i = 0; i < dim; i++) out[i] = bytes[i];
 }
-// Sixteen whole numbers, each within 15 bits and a sign.
+// Stores sixteen integers of 15 bits and a sign.
 inline void lay_weights(int16_t* out, V16 whole) {
   for (int i = 0; i < 16; i++) out[i] = int16_t(whole.lane[i]);
 }
 
-// Byte `at` of a group's row, once it is unpacked.
+// Byte `at` of a group's row after unpacking.
 template <int BITS>
 inline int unpacked_byte(const uint8_t* b, int64_t groups, int64_t group, int64_t row_bytes, int64_t at) {
   if constexpr (BITS == 8) return b[group * row_bytes + at];

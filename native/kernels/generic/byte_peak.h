@@ -1,5 +1,5 @@
-// How many byte products a family's own instructions make when nothing has to come from memory: a ceiling to judge the
-// matrix kernels by. Random bytes, for zeros run at a higher clock.
+// The rate of byte products of a family's instructions without memory accesses: an upper limit for its matrix kernels.
+// The bytes are random, because zeros run at a higher clock frequency.
 #pragma once
 
 #include <cstdint>

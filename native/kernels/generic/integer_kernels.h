@@ -1,4 +1,4 @@
-// Dot products of quantized blocks in plain C++, written to be read: the oracle of the other instruction sets.
+// Dot products of quantized blocks in plain, readable C++: the oracle of the other instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace {
 
 template <class Block>
 inline Block block_at(const MatmulTask& t, int64_t row, int64_t index) {
-  Block block;  // copied, because blocks in a file are aligned to nothing
+  Block block;  // copied, because blocks in a file are not aligned
   if constexpr (Packing<Block>::exists)
     if (t.slab_stride > 0) {
       using P = Packing<Block>;

@@ -1,10 +1,10 @@
-// How much this family takes together.
+// Numbers of vectors and queries that this family processes together.
 #pragma once
 
 namespace qtensor {
 namespace {
 
-// Of attention over halves: vectors of scores and of values, and queries that share them.
+// For attention over halves: vectors of scores and of values, and queries that share them.
 constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 4;
 
 }  // namespace

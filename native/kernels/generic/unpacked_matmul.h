@@ -1,4 +1,4 @@
-// Products of the formats that are taken apart first, in plain C++.
+// Products of the formats that are unpacked first, in plain C++.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The virtual vector of 16 float lanes, in plain C++. Its twins in avx2/ and avx512/ have the same names and bits.
+// The virtual vector of 16 float lanes, in plain C++. The versions in avx2/, avx512/ and neon/ have the same names and
+// give the same bits.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,7 @@ inline V16 v_load(const float* p) {
   return r;
 }
 inline void v_store(float* p, V16 a) { __builtin_memcpy(p, a.lane, sizeof a.lane); }
-// The first n < 16 lanes, zeros behind them.
+// Loads the first n < 16 lanes; the others are zero.
 inline V16 v_load_first(const float* p, int64_t n) {
   V16 r = v_set(0.0f);
   __builtin_memcpy(r.lane, p, size_t(n) * sizeof(float));
@@ -45,7 +46,7 @@ QTENSOR_LANEWISE(v_add, x + y)
 QTENSOR_LANEWISE(v_sub, x - y)
 QTENSOR_LANEWISE(v_mul, x* y)
 QTENSOR_LANEWISE(v_div, x / y)
-// As the x86 instructions: the second operand where the comparison is false, so also where one is NaN.
+// Like the x86 instructions: the result is the second operand if the comparison is false, so also if one is NaN.
 QTENSOR_LANEWISE(v_max, x > y ? x : y)
 QTENSOR_LANEWISE(v_min, x < y ? x : y)
 #undef QTENSOR_LANEWISE
@@ -61,7 +62,7 @@ inline V16 v_round(V16 a) {
   for (int i = 0; i < 16; i++) r.lane[i] = __builtin_rintf(a.lane[i]);
   return r;
 }
-// a * 2^n for whole n in [-126, 127]
+// a * 2^n for integers n in [-126, 127]
 inline V16 v_scale(V16 a, V16 n) {
   V16 r;
   for (int i = 0; i < 16; i++) {
@@ -77,7 +78,7 @@ inline float v_reduce_add(V16 a) {
     for (int i = 0; i < width; i++) a.lane[i] = a.lane[i] + a.lane[i + width];
   return a.lane[0];
 }
-// v_reduce_add of four, to y[0..3].
+// v_reduce_add of four vectors, to y[0..3].
 inline void v_store_sums(float* y, const V16 (&a)[4]) {
   for (int r = 0; r < 4; r++) y[r] = v_reduce_add(a[r]);
 }
@@ -91,7 +92,7 @@ inline float half_to_float(half h) {
   const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
   uint32_t bits;
   if (exponent == 31) {
-    bits = sign | 0x7f800000 | (fraction << 13) | (fraction ? 0x400000 : 0);  // as vcvtph2ps: a NaN becomes quiet
+    bits = sign | 0x7f800000 | (fraction << 13) | (fraction ? 0x400000 : 0);  // like vcvtph2ps: NaN becomes quiet
   } else if (exponent != 0) {
     bits = sign | ((exponent + 112) << 23) | (fraction << 13);
   } else {
@@ -120,7 +121,7 @@ inline half float_to_half(float f) {
 }
 inline V16 v_load_half(const half* p) {
   V16 r;
-  half bits[16];  // copied, because weights in a file are aligned to nothing
+  half bits[16];  // copied, because weights in a file are not aligned
   __builtin_memcpy(bits, p, sizeof bits);
   for (int i = 0; i < 16; i++) r.lane[i] = half_to_float(bits[i]);
   return r;
@@ -138,8 +139,8 @@ inline V16 v_load_bf16(const uint16_t* p) {
   }
   return r;
 }
-// The largest |x| as its bit pattern: for magnitudes the order of the bits is the order of the floats, and Inf and NaN
-// come out on top on every machine.
+// The bit pattern of the largest |x|. For magnitudes, bit patterns have the order of the floats, and infinity and NaN
+// are the largest on every machine.
 template <int COUNT>
 inline uint32_t v_top_magnitude(const V16 (&v)[COUNT]) {
   uint32_t top = 0;
@@ -152,11 +153,11 @@ inline uint32_t v_top_magnitude(const V16 (&v)[COUNT]) {
     }
   return top;
 }
-// round_to_even(a * scale) as 16 signed bytes; the caller keeps |a * scale| within 127.
+// round_to_even(a * scale) as 16 signed bytes. |a * scale| must not exceed 127.
 inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
   for (int i = 0; i < 16; i++) p[i] = int8_t(__builtin_rintf(a.lane[i] * scale.lane[i]));
 }
-// The same for a whole block, and the sums of its bytes.
+// The same for a whole block, with the sums of its bytes.
 inline void v_store_block(BlockQ8K& block, const V16 (&v)[16], V16 scale) {
   for (int i = 0; i < 16; i++) {
     v_store_bytes(block.q + 16 * i, v[i], scale);
@@ -171,14 +172,14 @@ inline V16 v_load_int(const int32_t* p) {
   for (int i = 0; i < 16; i++) r.lane[i] = float(p[i]);
   return r;
 }
-// Lane i takes lane i ^ WIDTH; WIDTH is 1, 2, 4 or 8.
+// Lane i becomes lane i ^ WIDTH; WIDTH is 1, 2, 4 or 8.
 template <int WIDTH>
 inline V16 v_swap(V16 a) {
   V16 r;
   for (int i = 0; i < 16; i++) r.lane[i] = a.lane[i ^ WIDTH];
   return r;
 }
-// The larger magnitude of each lane, by its bits: a NaN stays on top. a holds no negative numbers.
+// The larger magnitude of each lane, compared by bits, so that NaN is the largest. a has no negative lanes.
 inline V16 v_max_magnitude(V16 a, V16 b) {
   V16 r;
   for (int i = 0; i < 16; i++) {
@@ -191,7 +192,7 @@ inline V16 v_max_magnitude(V16 a, V16 b) {
   }
   return r;
 }
-// 1 where a > b, else 0.
+// 1 in lanes where a > b, else 0.
 inline V16 v_one_above(V16 a, V16 b) {
   V16 r;
   for (int i = 0; i < 16; i++) r.lane[i] = a.lane[i] > b.lane[i] ? 1.0f : 0.0f;

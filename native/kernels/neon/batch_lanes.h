@@ -1,5 +1,5 @@
-// K-quants with large M: see kernels/portable/batch_lanes.h. A sub-block's sums meet its scales in a multiply-add of
-// whole numbers.
+// K-quants with large M: see kernels/portable/batch_lanes.h. An integer multiply-add applies the scales of a sub-block
+// to its sums.
 #pragma once
 
 #include <arm_neon.h>
@@ -16,7 +16,7 @@
 namespace qtensor {
 namespace {
 
-// The bytes of up to sixteen batch rows of a block, as TileSums has them: the first eight, then the others.
+// Packs the bytes of up to sixteen batch rows of a block in the layout of TileSums: the first eight, then the others.
 template <class Block>
 inline void lay_batch(const Block* x, int64_t stride, int64_t count, int8_t (&to)[2][256 * kTileBatch]) {
   for (int64_t j = 0; j < count; j++) {
@@ -62,7 +62,7 @@ struct BatchLanes {
       for (int h = 0; h < (m > kTileBatch ? 2 : 1); h++) eight<Rows>(rows[g], *x, h, acc + g * kTileRows * 16);
   }
 
-  // Four rows and eight batch rows.
+  // Multiplies four rows with eight batch rows.
   template <class Rows>
   static QTENSOR_INLINE void eight(const RowBlocks& rows, const Packed& x, int h, float* acc) {
     TileSums total;
@@ -83,7 +83,7 @@ struct BatchLanes {
         vst1q_f32(at, vfmaq_f32(vld1q_f32(at), f, vld1q_f32(x.d + first)));
       }
   }
-  // The mins of a row with the sums of four batch rows.
+  // The products of a row's mins with the sums of four batch rows.
   static QTENSOR_INLINE int32x4_t min_products(int16x8_t min, const Packed& x, int first) {
     int32x4_t sum = vmull_laneq_s16(vld1_s16(x.sums32[0] + first), min, 0);
     sum = vmlal_laneq_s16(sum, vld1_s16(x.sums32[1] + first), min, 1);

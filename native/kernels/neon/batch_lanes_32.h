@@ -1,5 +1,5 @@
-// Weights in blocks of 32 with large M: see kernels/portable/batch_lanes.h. A block's sums are scaled as soon as they
-// are complete.
+// Weights in blocks of 32 with large M: see kernels/portable/batch_lanes.h. A block's sums are scaled when they are
+// complete.
 #pragma once
 
 #include <arm_neon.h>
@@ -18,7 +18,7 @@ namespace qtensor {
 namespace {
 
 struct alignas(64) RowBlocks32 {
-  int8_t q[kTileRows * 256];  // as TileSums has them, without an offset
+  int8_t q[kTileRows * 256];  // in the layout of TileSums, offset subtracted
   float d[8][kTileRows], m[8][kTileRows];
 };
 
@@ -78,7 +78,7 @@ struct BatchLanes32 {
       for (int h = 0; h < (m > kTileBatch ? 2 : 1); h++) eight<Rows>(rows[g], *x, h, acc + g * kTileRows * 16);
   }
 
-  // Four rows and eight batch rows.
+  // Multiplies four rows with eight batch rows.
   template <class Rows>
   static QTENSOR_INLINE void eight(const RowBlocks32& rows, const Packed& x, int h, float* acc) {
     float32x4_t f[kTileRows][2];

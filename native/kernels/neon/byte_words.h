@@ -1,5 +1,5 @@
-// What kernels/portable/word_dots.h builds on, for NEON with sdot and udot. Scores are products of signed bytes; a
-// weight of 15 bits is two bytes without a sign, and levels then go without a sign as well (128 + level).
+// The operations that kernels/portable/word_dots.h needs, for NEON with sdot and udot. Scores are products of signed
+// bytes. For values, a weight of 15 bits is two unsigned bytes, and levels are unsigned as well (128 + level).
 #pragma once
 
 #include <arm_neon.h>
@@ -17,7 +17,7 @@ using QueryLane = int8_t;
 using Words = uint8x16_t;
 constexpr int kWordBytes = 16, kDotVectors = 4;
 constexpr int64_t kBlockLanes = kDotVectors * kWordBytes / 4;
-// One group of a block of so many lanes, for four queries, in the units of fetch_ahead.h. Not measured yet.
+// Time of one group of a block of kBlockLanes lanes, for four queries, in the units of fetch_ahead.h. Not measured yet.
 constexpr uint32_t kScoreGroupTime = 7, kValueGroupTime = 14;
 
 inline Words w_load(const uint8_t* p) { return vld1q_u8(p); }
@@ -25,7 +25,7 @@ inline void w_store(void* p, Words a) { vst1q_u8(static_cast<uint8_t*>(p), a); }
 inline Words w_bytes(int x) { return vdupq_n_u8(uint8_t(x)); }
 inline Words w_and(Words a, Words b) { return vandq_u8(a, b); }
 inline Words w_xor(Words a, Words b) { return veorq_u8(a, b); }
-// The lowest BITS bits of each byte of a, the others of b.
+// The lowest BITS bits of each byte of a, and the other bits of b.
 template <int BITS>
 inline Words w_lower_bits(Words a, Words b) {
   return vbslq_u8(w_bytes((1 << BITS) - 1), a, b);
@@ -51,7 +51,7 @@ inline Words w_look_up(Words table, Words numbers) {
 }
 
 inline void lay_query(const int8_t* bytes, int64_t dim, QueryLane* out) { __builtin_memcpy(out, bytes, size_t(dim)); }
-// Each four weights as their four lower and then their four upper bytes.
+// Stores each four weights as their four lower bytes and then their four upper bytes.
 inline void lay_weights(int16_t* out, V16 whole) {
   uint16x8_t words[2];
   for (int i = 0; i < 2; i++)
@@ -75,7 +75,7 @@ template <int QUERIES, int VECTORS>
 struct DotSums<int8_t, QUERIES, VECTORS> {
   static constexpr bool kSigned = true;
   int32x4_t sum[QUERIES][VECTORS];
-  QTENSOR_INLINE explicit DotSums(const int32_t*) {  // levels carry nothing that a start would take off
+  QTENSOR_INLINE explicit DotSums(const int32_t*) {  // levels are signed: there is no excess to subtract
     for (int i = 0; i < QUERIES; i++)
       for (int v = 0; v < VECTORS; v++) sum[i][v] = vdupq_n_s32(0);
   }
@@ -109,7 +109,7 @@ struct DotSums<int16_t, QUERIES, VECTORS> {
       }
     }
   }
-  QTENSOR_INLINE Words total(int i, int v) const {  // modulo 2^32, in which the true sum fits
+  QTENSOR_INLINE Words total(int i, int v) const {  // modulo 2^32, which the exact sum fits
     const uint32x4_t all = vaddq_u32(low[i][v], vshlq_n_u32(high[i][v], 8));
     return vreinterpretq_u8_u32(vaddq_u32(all, vdupq_n_u32(begin[i])));
   }

@@ -1,5 +1,6 @@
-// Small M: four rows of K-quants and one or two batch rows. A sub-block's four partial sums meet its scale in one
-// multiply-add of whole numbers; the offset of Q6_K comes off by the sums of the activations. All exact.
+// Small M: four rows of K-quants with one or two batch rows. One integer multiply-add multiplies the four partial sums
+// of a sub-block by its scale. The offset of Q6_K is subtracted by means of the sums of the activations. All operations
+// are exact.
 #pragma once
 
 #include <arm_neon.h>
@@ -16,8 +17,8 @@
 namespace qtensor {
 namespace {
 
-// Four blocks' scales, one block of each row: step<C> adds the products of sub-blocks 2C and 2C + 1 to a row's sums,
-// finish makes one float of each row of them.
+// The scales of four blocks, one of each row. step<C> adds the products of sub-blocks 2C and 2C + 1 to a row's sums,
+// and finish computes one float for each row from them.
 template <class Quant>
 struct FourBlocks;
 
@@ -87,8 +88,8 @@ struct FourBlocks<Quant> {
   }
 };
 
-// The pointer may not be read from before `sum` is there. Left alone, gcc loads and unpacks all rows at once and keeps
-// what does not fit the registers on the stack.
+// Returns `place`, which the compiler cannot use before `sum` has been computed. Otherwise gcc loads and unpacks all
+// rows at once and keeps on the stack what does not fit the registers.
 QTENSOR_INLINE const uint8_t* after(const uint8_t* place, int32x4_t sum) {
   __asm__("" : "+r"(place) : "w"(sum));
   return place;
@@ -109,7 +110,7 @@ QTENSOR_INLINE void add_pair(const uint8_t* const* place, const FourBlocks<Quant
 
 template <class Quant>
 struct KQuantRows {
-  static constexpr int most_batch = 2;  // with four the sums and scales do not fit the registers
+  static constexpr int most_batch = 2;  // with four, sums and scales do not fit the registers
   template <int M>
   static void rows(const MatmulTask& t, int64_t row, int rows, int64_t batch_row) {
     const int64_t blocks = t.blocks_per_row;

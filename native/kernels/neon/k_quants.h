@@ -1,5 +1,5 @@
-// The values of K-quants for sdot, which adds up four products of signed bytes in each lane. They fit signed bytes as
-// they are, 0..15, 0..31 and 0..63, so no operand needs a detour.
+// The values of K-quants for sdot, which adds four products of signed bytes in each lane. The values fit signed bytes,
+// 0..15, 0..31 and 0..63, so no operand must be converted.
 #pragma once
 
 #include <arm_neon.h>
@@ -12,7 +12,7 @@
 namespace qtensor {
 namespace {
 
-// A format gives a pair of sub-blocks (64 values) of one row at a time.
+// A format unpacks a pair of sub-blocks (64 values) of one row at a time.
 struct Q4_KNeon {
   static constexpr int64_t bytes = sizeof(BlockQ4_K);
   static constexpr bool has_min = true;

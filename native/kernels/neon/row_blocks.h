@@ -16,8 +16,8 @@ namespace qtensor {
 namespace {
 
 struct alignas(64) RowBlocks {
-  int8_t q[kTileRows * 256];     // as TileSums has them, without an offset
-  int32_t scale[16][kTileRows];  // of each sub-block, or each group of 16
+  int8_t q[kTileRows * 256];     // in the layout of TileSums, offset subtracted
+  int32_t scale[16][kTileRows];  // per sub-block or group of 16
   int16_t min[kTileRows][8];
   float d[kTileRows], dmin[kTileRows];
 };

@@ -1,4 +1,4 @@
-// What the NEON kernels of quantized weights build on: headers of four rows at a time, products of bytes, reductions.
+// Shared by the NEON kernels of quantized weights: headers of four rows at a time, products of bytes, reductions.
 #pragma once
 
 #include <arm_neon.h>
@@ -12,16 +12,16 @@
 namespace qtensor {
 namespace {
 
-// Sums of the lanes of four vectors, one output lane each.
+// The sum of the lanes of each of four vectors, in one lane each.
 QTENSOR_INLINE int32x4_t reduce_four(int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d) {
   return vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
 }
 
-// 32 products of bytes, in four sums.
+// 32 products of bytes, as four sums.
 QTENSOR_INLINE int32x4_t dot_32(int8x16_t q0, int8x16_t q1, const int8_t* x) {
   return vdotq_s32(vdotq_s32(vdupq_n_s32(0), q0, vld1q_s8(x)), q1, vld1q_s8(x + 16));
 }
-// sum + scale * (q of x), for four groups of 16 values that have a scale each.
+// sum + scale * (q * x), for four groups of 16 values with a scale each.
 QTENSOR_INLINE int32x4_t add_four_groups(int32x4_t sum, const int8x16_t (&q)[4], const int8_t* x, int32x4_t scale) {
   const int32x4_t zero = vdupq_n_s32(0);
   sum = vmlaq_laneq_s32(sum, vdotq_s32(zero, q[0], vld1q_s8(x)), scale, 0);
@@ -29,7 +29,7 @@ QTENSOR_INLINE int32x4_t add_four_groups(int32x4_t sum, const int8x16_t (&q)[4],
   sum = vmlaq_laneq_s32(sum, vdotq_s32(zero, q[2], vld1q_s8(x + 32)), scale, 2);
   return vmlaq_laneq_s32(sum, vdotq_s32(zero, q[3], vld1q_s8(x + 48)), scale, 3);
 }
-// Sixteen products of words, in four sums.
+// Sixteen products of words, as four sums.
 QTENSOR_INLINE int32x4_t dot_words(const int16x8_t (&words)[2], const int16_t* x) {
   const int16x8_t low = vld1q_s16(x), high = vld1q_s16(x + 8);
   int32x4_t sum = vmull_s16(vget_low_s16(words[0]), vget_low_s16(low));
@@ -49,11 +49,11 @@ QTENSOR_INLINE float32x4_t load_halves(const uint8_t* const* places, int64_t at 
   return vcvt_f32_f16(vreinterpret_f16_u16(bits));
 }
 
-// The block headers {half d, dmin; uint8 packed[12]} of four rows of Q4_K or Q5_K. Transposed, a dword of each row in
-// every register, the six-bit scales and mins of all four come apart together.
+// The block headers {half d, dmin; uint8 packed[12]} of four rows of Q4_K or Q5_K. They are transposed to one dword of
+// each row per register, so that the six-bit scales and mins of all four are unpacked together.
 struct FourHeaders {
   float32x4_t d, dmin;
-  uint8x16_t scale[2], min[2];  // of sub-blocks 0..3 and 4..7; four bytes of each row
+  uint8x16_t scale[2], min[2];  // of sub-blocks 0..3 and 4..7; four bytes per row
 };
 QTENSOR_INLINE FourHeaders four_headers(const uint8_t* const* place) {
   uint32x4_t row[4];
@@ -79,7 +79,7 @@ QTENSOR_INLINE FourHeaders four_headers(const uint8_t* const* place) {
   return h;
 }
 
-// Four rows of a task from `row` on; the first one again where there are fewer.
+// The addresses of four rows, beginning at `row`; missing rows are replaced by the first one.
 QTENSOR_INLINE void find_four_rows(const MatmulTask& t, int64_t row, int rows, const uint8_t* (&place)[4]) {
   for (int r = 0; r < 4; r++) place[r] = t.weight + (row + (r < rows ? r : 0)) * t.row_bytes;
 }
@@ -89,8 +89,7 @@ QTENSOR_INLINE void store_rows(float* y, float32x4_t value, int rows) {
   __builtin_memcpy(y, all, size_t(rows) * sizeof(float));
 }
 
-// Goes through four rows at a time, and with each four through up to Kernel::most_batch batch rows at a time:
-// Kernel::rows<M>(t, row, rows, first batch row).
+// Calls Kernel::rows<M>(t, row, rows, first batch row) for four rows and up to Kernel::most_batch batch rows at a time.
 template <class Kernel>
 inline void for_each_four_rows(const MatmulTask& t) {
   for (int64_t row = t.row_begin; row < t.row_end; row += 4) {

@@ -1,4 +1,4 @@
-// Formats in blocks of 32, a block of four rows at a time, with up to four batch rows.
+// Formats in blocks of 32, one block of four rows at a time, with up to four batch rows.
 #pragma once
 
 #include <arm_neon.h>
@@ -21,7 +21,7 @@ QTENSOR_INLINE Values32 nibbles_of_16(const uint8_t* qs) {
   const uint8x16_t raw = vld1q_u8(qs);
   return {{vreinterpretq_s8_u8(vandq_u8(raw, vdupq_n_u8(15))), vreinterpretq_s8_u8(vshrq_n_u8(raw, 4))}};
 }
-// The same with a fifth bit each: 32 of them lie in four bytes.
+// The same with a fifth bit for each value, from four bytes.
 QTENSOR_INLINE Values32 fives_of_16(const uint8_t* qs, const uint8_t* qh) {
   uint32_t bits;
   __builtin_memcpy(&bits, qh, 4);
@@ -42,7 +42,7 @@ QTENSOR_INLINE Values32 levels_of(const int8_t (&table)[16], Values32 numbers) {
            vqtbl1q_s8(levels, vreinterpretq_u8_s8(numbers.part[1]))}};
 }
 
-// A format: its values, by `offset` above what they stand for; where its min stands, and the scales of four blocks.
+// A format: its values, with `offset` added; the position of its min; and the scales of four blocks.
 template <class Block>
 struct SubBlock;
 
@@ -121,7 +121,7 @@ struct SubBlockRows {
     for (int j = 0; j < M; j++) store_rows(t.y + (batch_row + j) * t.y_stride + row, acc[j], rows);
   }
 
-  // f = fma(sum of products, d * dx, f), then the mins, for block i of eight.
+  // f = fma(sum of products, d * dx, f), then the mins, for block i of eight blocks.
   template <int M>
   static QTENSOR_INLINE void one_block(const uint8_t* const* place, const BlockQ8x32* x, int64_t stride, int64_t i,
                                        float32x4_t (&f)[M]) {

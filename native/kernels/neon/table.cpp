@@ -1,5 +1,5 @@
-// Kernels for AArch64 with the dot product instructions (Armv8.2 dotprod); compiled once more with i8mm, which has
-// matrix products of bytes, as the family "neon_i8mm".
+// Kernels for AArch64 with the dot product instructions (Armv8.2 dotprod); compiled a second time with i8mm (matrix
+// products of bytes), as the family "neon_i8mm".
 #include "batch_lanes.h"
 #include "batch_lanes_32.h"
 #include "integer_kernels.h"

@@ -1,7 +1,7 @@
-// Products of four weight rows with eight batch rows, the heart of large M. With sdot four batch rows lie in a
-// register, four values of each, and a dword of the weight is taken by element for all of them. With smmla (i8mm) two
-// batch rows lie in a register, eight values of each, and two weight rows in another: twice the products per
-// instruction. Neither needs a reduction: every sum has a lane of its own.
+// Products of four weight rows with eight batch rows, for large M. With sdot, a register holds four values of each of
+// four batch rows, and a dword of the weight is selected by element for all of them. With smmla (i8mm), a register
+// holds eight values of each of two batch rows, and another those of two weight rows: twice as many products per
+// instruction. Neither needs a reduction, because every sum has a lane of its own.
 #pragma once
 
 #include <arm_neon.h>
@@ -20,7 +20,7 @@ constexpr int kTileRows = 4, kTileBatch = 8;
 // Weights: [k / 8][row][k % 8]. Batch rows: [k / 8][batch row][k % 8].
 constexpr int kAdjacent = 8;
 
-// Sixteen values of each weight row, as they are laid out.
+// Stores sixteen values of each weight row in this layout.
 QTENSOR_INLINE void store_sixteen(const int8x16_t (&q)[kTileRows], int8_t* to) {
   int64x2_t row[kTileRows];
   for (int r = 0; r < kTileRows; r++) row[r] = vreinterpretq_s64_s8(q[r]);
@@ -37,7 +37,7 @@ struct TileSums {
     for (auto& pair : part)
       for (auto& sums : pair) sums = vdupq_n_s32(0);
   }
-  // COUNT values of k.
+  // Adds the products of COUNT values of k.
   template <int COUNT>
   QTENSOR_INLINE void add(const int8_t* w, const int8_t* x) {
 #pragma GCC unroll 4
@@ -51,7 +51,7 @@ struct TileSums {
       }
     }
   }
-  // Other sums, times a whole number for each row.
+  // Adds other sums, multiplied by an integer for each row.
   QTENSOR_INLINE void add_scaled(const TileSums& other, const int32_t* scale) {
     const int32x4_t rows = vld1q_s32(scale), rows01 = vzip1q_s32(rows, rows), rows23 = vzip2q_s32(rows, rows);
     for (int j = 0; j < 4; j++) {
@@ -102,7 +102,7 @@ struct TileSums {
   QTENSOR_INLINE int32x4_t of(int row, int v) const { return part[row][v]; }
 
  private:
-  template <int LANE>  // four values of k, which lie in this lane of the rows
+  template <int LANE>  // the four values of k in this lane of the rows
   QTENSOR_INLINE void add_four(const int8x16_t (&rows)[kTileRows], const int8_t* x) {
     const int8x16_t first = vld1q_s8(x), second = vld1q_s8(x + 16);
 #pragma GCC unroll 4

@@ -1,4 +1,4 @@
-// How much this family takes together, and how it asks for memory. Nothing of it has been timed yet.
+// Numbers of rows that this family processes together, and how it prefetches. None of them is based on timings yet.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 namespace qtensor {
 namespace {
 
-// Of attention over halves: vectors of scores and of values, and queries that share them.
+// For attention over halves: vectors of scores and of values, and queries that share them.
 constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2;
-// From which M on tiles are faster than rows.
+// The smallest M for which tiles are used.
 constexpr int64_t kTilesFromM = 5;
 // See AheadInOrder.
 inline bool touches_farther() { return false; }

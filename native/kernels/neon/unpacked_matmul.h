@@ -1,5 +1,5 @@
 // Products of the formats in blocks of 256 that have no kernels of their own (kernels/portable/unpacked_blocks.h). A
-// block of one weight row is taken apart once and meets up to kTogether batch rows.
+// block of one weight row is unpacked once for up to kTogether batch rows.
 #pragma once
 
 #include <arm_neon.h>
@@ -22,7 +22,7 @@ template <class Block>
 QTENSOR_INLINE void unpack_block(const Block& block, Unpacked256& out) {
   unpack(block, out);
 }
-// No compiler makes a look-up of a table.
+// Compilers do not turn a table lookup into tbl.
 QTENSOR_INLINE void unpack_block(const BlockIQ4_XS& w, Unpacked256& out) {
   for (int j = 0; j < 8; j++) {
     const Values32 q = levels_of(kLevelsIQ4, nibbles_of_16(w.qs + 16 * j));

@@ -1,6 +1,6 @@
 // The virtual vector of 16 float lanes in four NEON registers. Same names and bits as in generic/vec16.h.
-// Where it differs from the obvious: v_max and v_min choose by a comparison, because fmax hands on every NaN and fmaxnm
-// none; products and sums are separate intrinsics, so the file must be compiled with -ffp-contract=off.
+// v_max and v_min select by a comparison, because fmax propagates every NaN and fmaxnm none. Products and sums are
+// separate intrinsics, so the file must be compiled with -ffp-contract=off.
 #pragma once
 
 #include <arm_neon.h>
@@ -64,7 +64,7 @@ QTENSOR_LANEWISE2(v_div, vdivq_f32(x, y))
 QTENSOR_LANEWISE2(v_max, larger(x, y))
 QTENSOR_LANEWISE2(v_min, smaller(x, y))
 QTENSOR_LANEWISE1(v_round, vrndnq_f32(x))
-// a * 2^n; where n is NaN so is a
+// a * 2^n; if n is NaN, so is a
 QTENSOR_LANEWISE2(v_scale,
                   vmulq_f32(x, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(y), vdupq_n_s32(127)), 23))))
 QTENSOR_LANEWISE2(v_max_magnitude, vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(x), magnitude(y))))
@@ -83,7 +83,7 @@ inline float v_reduce_add(V16 a) {
   const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
   return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
-// v_reduce_add of four, to y[0..3].
+// v_reduce_add of four vectors, to y[0..3].
 inline void v_store_sums(float* y, const V16 (&a)[4]) {
   for (int r = 0; r < 4; r++) y[r] = v_reduce_add(a[r]);
 }
@@ -98,7 +98,7 @@ inline float half_to_float(half h) {
   __builtin_memcpy(&value, &h, 2);
   return float(value);
 }
-inline float32x4_t four_halves(const half* p) {  // aligned to nothing
+inline float32x4_t four_halves(const half* p) {  // p need not be aligned
   uint16x4_t bits;
   __builtin_memcpy(&bits, p, 8);
   return vcvt_f32_f16(vreinterpret_f16_u16(bits));

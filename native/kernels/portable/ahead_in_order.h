@@ -1,4 +1,4 @@
-// Asking memory for rows of weights in the order in which they lie.
+// Prefetches rows of weights in the order in which they are stored.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 namespace qtensor {
 namespace {
 
-// Where touches_farther() says so, memory is shown a line in eight of what is 32 KiB farther than what is asked for.
+// If touches_farther() is true, one line in eight is also prefetched 32 KiB farther ahead, into L3.
 constexpr int64_t kFarther = 32768, kFartherStep = 512;
 
-// Requests in order, as many bytes of them at a time as the caller has got on: while few products are made between two
-// rows, a burst of requests would stand in the way of the loads.
+// Prefetches in order. The caller passes the number of bytes by which it has advanced, often enough that prefetches are
+// spread over its products; a burst of them would delay its loads.
 class AheadInOrder {
  public:
   AheadInOrder(const uint8_t* row, int64_t rows, int64_t row_bytes)

@@ -1,4 +1,4 @@
-// For what costs too much as a call, or keeps registers in memory around it, and what a compiler would not inline.
+// For functions that compilers would not inline, but for which a call is too slow or moves registers to memory.
 #pragma once
 
 #define QTENSOR_INLINE inline __attribute__((always_inline))

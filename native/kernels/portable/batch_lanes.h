@@ -1,7 +1,7 @@
-// Large M without AMX: sixteen batch rows lie in the lanes of a vector, a weight's bytes are broadcast to all of them.
-// Each batch row's sum grows in its own lane, so there is no horizontal reduction. row_blocks.h
-// of the instruction set has RowBlocks, kTileRows rows of a 256-block unpacked for broadcasting, and for each format
-// Rows::unpack(place, to), which makes them (of type Rows::Unpacked); its batch_lanes.h gives Lanes.
+// Large M without AMX: sixteen batch rows are the lanes of a vector, and a weight's bytes are broadcast to all of them.
+// Each batch row's sum grows in its own lane, so there is no horizontal reduction. The instruction set's row_blocks.h
+// defines RowBlocks, which is kTileRows rows of a 256-block, unpacked for broadcasting. Each format has
+// Rows::unpack(place, to), which creates them as Rows::Unpacked. The instruction set's batch_lanes.h defines Lanes.
 #pragma once
 
 #include <cstddef>
@@ -30,13 +30,15 @@ inline int32_t dword_at(const void* from, int index) {
   return value;
 }
 
-// What Lanes gives. Packed: PackedBatch and whatever else it wants to find beside the batch rows; how up to sixteen
-// batch rows lie in it is for Lanes alone to know.
-// pack(x, blocks, m, count, out): one block of `count` batch rows of all, with a stride of `blocks`; zeros beside
-// them. block<Rows, GROUPS, TILES>(rows, packed, acc) makes acc[GROUPS * kTileRows][16] = fma(f, d of the batch row,
-// acc) for each of up to most_tiles tiles, with a stride of kTileFloats. small_m<Rows>(rows, packed, m, acc, ahead):
-// the same for two groups and up to sixteen batch rows, while it asks for what comes later. store_n_tile(acc, y,
-// y_stride, m, count): sixteen rows of a tile's `count` batch rows.
+// Members of Lanes:
+// - Packed: PackedBatch, possibly with additional data. Only Lanes depends on the order of batch rows in it.
+// - pack(x, blocks, m, count, out) packs one block of `count` of the m batch rows, which are `blocks` blocks apart, and
+//   fills the other lanes with zeros.
+// - block<Rows, GROUPS, TILES>(rows, packed, acc) computes acc[GROUPS * kTileRows][16] = fma(f, d of the batch row,
+//   acc) for each of up to most_tiles tiles, which are kTileFloats apart.
+// - small_m<Rows>(rows, packed, m, acc, ahead) does the same for two groups and up to sixteen batch rows, and
+//   prefetches.
+// - store_n_tile(acc, y, y_stride, m, count) stores sixteen rows of a tile's `count` batch rows.
 constexpr int kNTileGroups = 16 / kTileRows, kTileFloats = 256;
 
 template <class Lanes, class Block>
@@ -71,8 +73,8 @@ QTENSOR_INLINE void unpack_group(const TileTask& t, int64_t row, int64_t block, 
   Rows::unpack(place, to);
 }
 
-// An N tile of sixteen rows, as many as a cache line of the result has, goes through every block of several tiles of
-// batch rows. acc: [M tile][group][row][batch row].
+// Multiplies an N tile of sixteen rows, which are a cache line of the result, with several tiles of batch rows, block
+// by block. acc: [M tile][group][row][batch row].
 template <class Lanes, class Rows>
 inline void n_tile_product(const TileTask& t, TileRange range, int64_t row, typename Rows::Unpacked* rows, float* acc) {
   const int64_t every = (t.m + 15) / 16, tiles = range.count;
@@ -87,7 +89,7 @@ inline void n_tile_product(const TileTask& t, TileRange range, int64_t row, type
     int64_t tile = 0;
     const auto group = [&](int g) { return acc + tile * kTileFloats + g * kTileRows * 16; };
     if constexpr (Lanes::most_tiles >= 3)
-      for (; tile + 3 <= tiles && tile + 4 != tiles; tile += 3)  // 4 are 2 and 2
+      for (; tile + 3 <= tiles && tile + 4 != tiles; tile += 3)  // four tiles are processed as two and two
         for (int g = 0; g < kNTileGroups; g++) Lanes::template block<Rows, 1, 3>(rows + g, packed + tile, group(g));
     for (; tile + 2 <= tiles; tile += 2)
       for (int g = 0; g < kNTileGroups; g++) Lanes::template block<Rows, 1, 2>(rows + g, packed + tile, group(g));
@@ -100,7 +102,8 @@ inline void n_tile_product(const TileTask& t, TileRange range, int64_t row, type
   }
 }
 
-// The same for no more than sixteen batch rows. The unpacking of two groups runs beside the products of those before.
+// The same for up to sixteen batch rows. Two groups at a time are unpacked, which overlaps with the products of the
+// groups before them.
 template <class Lanes, class Rows, int N_TILES>
 inline void n_tiles_small_m(const TileTask& t, int64_t row, typename Rows::Unpacked* rows, float* acc) {
   __builtin_memset(acc, 0, N_TILES * kTileFloats * sizeof(float));
@@ -117,9 +120,9 @@ inline void n_tiles_small_m(const TileTask& t, int64_t row, typename Rows::Unpac
     Lanes::store_n_tile(acc + p * kTileFloats, t.y + row + 16 * p, t.y_stride, t.m, t.m);
 }
 
-// Of a large batch only so many are taken at once as the second cache holds: every N tile of rows reads them all.
+// The part of a large batch that is processed at a time must fit L2, because each N tile of rows reads all of it.
 constexpr int64_t kBatchCache = int64_t(768) << 10;
-constexpr int kSmallMNTiles = 2;  // whose rows share a reading of few batch rows
+constexpr int kSmallMNTiles = 2;  // N tiles that share a read of few batch rows
 template <class Lanes, class Rows>
 inline void matmul_batch_lanes(const TileTask& t) {
   auto* rows = reinterpret_cast<typename Rows::Unpacked*>(t.scratch);

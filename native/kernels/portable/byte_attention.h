@@ -1,5 +1,5 @@
-// Attention over a cache of bytes: the float steps, written once over the virtual vector, around exact integer sums
-// (byte_dots.h of each instruction set). The order of operations stands in kernel_table.h.
+// Attention over a cache of bytes: the float steps, written once over the virtual vector, and exact integer sums from
+// the instruction set's byte_dots.h. The order of operations is specified in kernel_table.h.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,10 @@
 namespace qtensor {
 namespace {
 
-// 2^x: x = n + r, |r| <= 1/2; 2^r by a polynomial fitted for the least relative error (9e-8). x is not
-// positive; below -100 it counts as that, which is as good as nothing, and products with a scale stay normal numbers.
+// 2^x = 2^n * 2^r with |r| <= 1/2. 2^r is a polynomial fitted for minimal relative error (9e-8). x is not positive.
+// Values below -100 are treated as -100, so the result is negligible and its products with scales stay normal numbers.
 inline V16 v_exp2(V16 x) {
-  x = v_max(v_set(-100.0f), x);  // in this order a NaN comes through
+  x = v_max(v_set(-100.0f), x);  // in this order, NaN is propagated
   const V16 n = v_round(x), r = v_sub(x, n);
   V16 p = v_set(0.001326472731307149f);
   p = v_fma(p, r, v_set(0.009671512991189957f));
@@ -37,23 +37,23 @@ inline V16 v_first_or(V16 a, int64_t n, float rest) {
   return v_load(lane);
 }
 
-constexpr int kByteQueries = 4;  // queries that go through a tile together
+constexpr int kByteQueries = 4;  // queries that are processed together
 
-// Where everything lies in the scratch of one task.
+// The layout of the scratch memory of one task.
 struct ByteScratch {
   float* o;         // queries x dim
   float* top;       // per query: largest score, in units of log2
   float* total;     // sum of powers
   float* unit;      // dq * scale * log2(e)
-  int32_t* start;   // -128 * sum of the query's bytes, which takes off what the keys carry too much
-  int32_t* chosen;  // queries that read the tile at hand
+  int32_t* start;   // -128 * sum of the query's bytes, because keys have 128 added
+  int32_t* chosen;  // queries that read the current tile
   QueryLane* query;
-  float *key_scales, *value_scales;  // of the tile at hand
+  float *key_scales, *value_scales;  // of the current tile
   int32_t* sums;                     // kByteQueries x the wider of 128 and dim
   float* lanes;                      // kByteQueries x 128: scores, then powers
   int16_t* weights;                  // kByteQueries x 128
-  uint8_t *keys, *values;            // the tile at hand as bytes, where the cache holds less
-  uint8_t* rest;                     // of the room, for whoever needs more
+  uint8_t *keys, *values;            // the current tile as bytes, if the cache has fewer bits
+  uint8_t* rest;                     // remaining scratch, used by tile_attention.h
   int64_t sum_stride;
 
   ByteScratch(uint8_t* at, int64_t queries, int64_t dim) {
@@ -81,13 +81,13 @@ struct ByteScratch {
   }
 };
 
-// One side of a tile: the keys or the values, as packed as they are.
+// One side of a tile: the keys or the values, packed or not.
 struct TileSide {
   const uint8_t* data;
   int bits;
 };
 
-// The sums of products of QUERIES rows of a with one side.
+// Computes the sums of products of QUERIES rows of a with one side.
 template <int QUERIES, class Lane>
 inline void side_dots(const Lane* const* a, const TileSide& side, int64_t groups, int64_t used, int64_t width,
                       int64_t lanes, const int32_t* start, const ByteScratch& s, FetchAhead& ahead) {
@@ -120,8 +120,8 @@ inline void begin_query(const ByteAttentionTask& t, int64_t i, const ByteScratch
   for (int64_t d = 0; d < t.dim; d += 16) v_store(turned + d, v_zero());
 }
 
-// What a tile makes of QUERIES queries. Each phase goes through all of them before the next begins, so that the
-// horizontal reductions of one, which are long chains, hide behind the work of the others.
+// The float steps of QUERIES queries for one tile. Each phase processes all of them before the next phase begins, so
+// that the horizontal reductions of one query, which are long chains, overlap with the work of the others.
 template <int QUERIES>
 struct TileSteps {
   const int32_t* chosen;
@@ -130,12 +130,12 @@ struct TileSteps {
   int32_t start[QUERIES];
 
   static int64_t vectors(int64_t count) { return (count + 15) / 16; }
-  // Lanes behind the last position of a query.
+  // Replaces lanes beyond the last position of a query by `rest`.
   static V16 cut(V16 a, int64_t v, int64_t count, float rest) {
     return 16 * v + 16 <= count ? a : v_first_or(a, count - 16 * v, rest);
   }
 
-  // Sums to scores, in place, and the largest so far.
+  // Converts sums to scores, in place, and updates the largest score so far.
   void peaks(const ByteScratch& s, FetchAhead& ahead) {
     for (int i = 0; i < QUERIES; i++) {
       const V16 unit_of = v_set(s.unit[chosen[i]]);
@@ -159,7 +159,7 @@ struct TileSteps {
     }
   }
 
-  // Scores to powers times the scale of their value, in place; the sum of the powers.
+  // Converts scores to powers times the scale of their value, in place, and adds up the powers.
   void powers(const ByteScratch& s, FetchAhead& ahead) {
     for (int i = 0; i < QUERIES; i++) {
       const V16 top = v_set(s.top[chosen[i]]);
@@ -175,11 +175,11 @@ struct TileSteps {
       }
       s.total[chosen[i]] = __builtin_fmaf(s.total[chosen[i]], correction[i], v_reduce_add(sum));
       const uint32_t bits = v_top_magnitude(largest);
-      __builtin_memcpy(&unit[i], &bits, 4);  // NaN, if there is one
+      __builtin_memcpy(&unit[i], &bits, 4);  // NaN if a weight is NaN
     }
   }
 
-  // Those to weights of 15 bits.
+  // Converts these to weights of 15 bits.
   void weights(const ByteScratch& s, FetchAhead& ahead) {
     for (int i = 0; i < QUERIES; i++) {
       const float most = unit[i];
@@ -202,7 +202,7 @@ struct TileSteps {
   }
 };
 
-// One tile for QUERIES of the chosen queries.
+// Processes one tile for QUERIES of the chosen queries.
 template <int QUERIES>
 inline void byte_tile(const ByteAttentionTask& t, const TileSide& keys, const TileSide& values, const int32_t* chosen,
                       int64_t before, const ByteScratch& s, FetchAhead& ahead) {
@@ -233,7 +233,7 @@ inline void byte_tile(const ByteAttentionTask& t, const TileSide& keys, const Ti
   }
 }
 
-// Unpacks one side for all who read it.
+// Unpacks one side once for all queries that read it.
 inline void unpack_side(TileSide& side, int64_t groups, int64_t width, uint8_t* out) {
   if (side.bits == 8) return;
   if (side.bits == 4)
@@ -252,7 +252,7 @@ inline void load_scales(const ByteAttentionTask& t, CacheFormat format, const ui
   }
 }
 
-// The queries chosen read this tile, whose data lie in `format`; the next tile in it is fetched meanwhile.
+// Processes one tile, which has this format, for the chosen queries, and prefetches the next tile.
 inline void read_tile(const ByteAttentionTask& t, CacheFormat format, const uint8_t* data, const uint8_t* next,
                       int64_t before, int64_t readers, const ByteScratch& s) {
   const int64_t values_at = key_bytes(format, t.dim);
@@ -285,7 +285,7 @@ inline void read_tile(const ByteAttentionTask& t, CacheFormat format, const uint
   }
 }
 
-// All of a task; each tile of the cache is read by `read`, whose arguments are those of read_tile.
+// Executes a task. `read`, with the arguments of read_tile, processes each tile of the cache.
 template <class Read>
 inline void attend_bytes(const ByteAttentionTask& t, Read read) {
   const ByteScratch s(t.scratch, t.queries, t.dim);

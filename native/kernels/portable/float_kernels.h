@@ -1,5 +1,5 @@
-// Every float kernel, written once over the virtual vector of 16 lanes. Each instruction set compiles this file
-// over its own vec16.h, so all of them run the same operations in the same order.
+// All float kernels, written once over the virtual vector of 16 lanes. Each instruction set compiles this file with its
+// own vec16.h, so all of them execute the same operations in the same order.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@ namespace {
 
 inline V16 v_zero() { return v_set(0.0f); }
 
-// exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. ln 2 is split so that n * high is exact; the polynomial
-// is the Taylor series to degree 7, whose remainder is below 2^-27 on that interval. x is clamped to [-87, 88]. About 1
-// ulp.
+// exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. ln 2 is split so that n * high is exact. The polynomial
+// is the Taylor series to degree 7, whose remainder is below 2^-27 on that interval. x is clamped to [-87, 88]. The
+// error is about 1 ulp.
 inline V16 v_exp(V16 x) {
-  x = v_min(v_set(88.0f), v_max(v_set(-87.0f), x));  // in this order a NaN comes through
+  x = v_min(v_set(88.0f), v_max(v_set(-87.0f), x));  // in this order, NaN is propagated
   const V16 n = v_round(v_mul(x, v_set(1.44269504f)));
   V16 r = v_fma(n, v_set(-0.693145751953125f), x);
   r = v_fma(n, v_set(-1.42860682e-6f), r);
@@ -34,7 +34,7 @@ inline V16 v_exp(V16 x) {
   return v_scale(p, n);
 }
 
-// What values become bytes by, from their largest magnitude's bits.
+// The scale for rounding values to bytes, from the bits of their largest magnitude.
 struct ByteScale {
   bool usable;
   float d, inverse;
@@ -47,7 +47,7 @@ inline ByteScale byte_scale(uint32_t top_bits) {
   return {true, top / 127.0f, 127.0f / top};
 }
 
-// COUNT vectors from x, of which `left` values are there; zeros behind them.
+// Loads COUNT vectors from x, which has `left` values, and fills the rest with zeros.
 template <int COUNT>
 inline void load_padded(const float* x, int64_t left, V16 (&v)[COUNT]) {
   for (int i = 0; i < COUNT; i++, left -= 16)
@@ -120,7 +120,7 @@ struct LoadBF16 {
   }
 };
 
-// Four rows at a time hide the latency of the fused multiply-add; each output has its own chain.
+// Four rows at a time hide the latency of the fused multiply-add, because each output is a chain of its own.
 template <class Load, int ROWS>
 inline void float_rows(const MatmulTask& t, int64_t row) {
   using Value = typename Load::Value;
@@ -196,7 +196,7 @@ void add(const float* a, const float* b, int64_t n, float* out) {
   if (i < n) v_store_first(out + i, v_add(v_load_first(a + i, n - i), v_load_first(b + i, n - i)), n - i);
 }
 
-// exp(x - top) over n floats in place, and the sum of the results by lanes. Lanes behind n count as nothing.
+// Computes exp(x - top) of n floats in place. Returns the sum of the results by lanes; lanes beyond n add zero.
 inline V16 exp_and_sum(float* x, int64_t n, V16 top) {
   V16 sum = v_zero();
   int64_t i = 0;
@@ -258,7 +258,7 @@ void to_half(const float* x, int64_t n, half* out) {
   }
 }
 
-// Scores of QUERIES queries against LANES * 16 keys starting at `key`: one fused chain over dim for each score.
+// Scores of QUERIES queries with LANES * 16 keys, beginning at `key`: one fused chain over dim for each score.
 template <int QUERIES, int LANES>
 inline void attention_scores(const AttentionTask& t, const half* keys, int64_t first, int64_t key, float* scores,
                              FetchAhead& ahead) {
@@ -299,7 +299,7 @@ inline void attention_values(const AttentionTask& t, const half* values, int64_t
     for (int j = 0; j < LANES; j++) v_store(o + i * t.dim + dim + 16 * j, acc[i][j]);
 }
 
-// One tile for QUERIES queries with the same limit within it.
+// Processes one tile for QUERIES queries with the same limit in it.
 template <int QUERIES>
 inline void attention_tile(const AttentionTask& t, const half* keys, const half* values, int64_t first, int64_t count,
                            float* p, float* o, float* top, float* total, FetchAhead& ahead) {
@@ -339,13 +339,13 @@ void attention(const AttentionTask& t) {
     const half* keys = t.k_tiles[tile];
     const half* values = t.v_tiles[tile];
     const int64_t before = tile * kTilePositions;
-    FetchAhead ahead;  // keys and values of the next tile lie one behind the other
+    FetchAhead ahead;  // values follow the keys of a tile in memory
     if (before + kTilePositions < longest)
       ahead = FetchAhead(reinterpret_cast<const uint8_t*>(t.k_tiles[tile + 1]), 2 * kTilePositions * t.dim * 2);
     for (int64_t i = 0; i < t.queries;) {
       const int64_t seen = t.limits[i] - before;
       const int64_t count = seen < kTilePositions ? seen : kTilePositions;
-      int64_t run = 1;  // neighbors that see the same part of the tile go together
+      int64_t run = 1;  // adjacent queries that see the same part of the tile are processed together
       while (run < kQueryGroup && i + run < t.queries) {
         const int64_t next = t.limits[i + run] - before;
         if ((next < kTilePositions ? next : kTilePositions) != count) break;

@@ -1,5 +1,5 @@
-// The grids of the IQ formats as ggml's ggml-common.h gives them, packed: the values of a row are numbers into the
-// format's few levels, two bits each (IQ1 and IQ2, eight to a row) or four (IQ3, four to a row), the first lowest.
+// The grids of the IQ formats in ggml's ggml-common.h, packed. The values of a row are indices of the format's levels,
+// with two bits each (IQ1 and IQ2, eight per row) or four bits each (IQ3, four per row); the first is the lowest.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 namespace qtensor {
 namespace {
 
-// What the numbers stand for.
+// The levels that the indices select.
 constexpr int8_t kLevelsIQ1[3] = {-8, 0, 8}, kLevelsIQ2[3] = {8, 25, 43};
 constexpr int8_t kLevelsIQ3_XXS[8] = {4, 12, 20, 28, 36, 44, 52, 62}, kLevelsIQ3_S[8] = {1, 3, 5, 7, 9, 11, 13, 15};
 

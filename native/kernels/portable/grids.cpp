@@ -1,4 +1,4 @@
-// The grids of the IQ formats, spread out when this is compiled.
+// The grids of the IQ formats, expanded at compile time.
 #include "grids.h"
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 namespace qtensor {
 namespace {
 
-// Codes of `bits` bits each become the bytes of a row.
+// Expands codes of `bits` bits per value to the bytes of a row.
 template <class Row, size_t N, size_t LEVELS>
 constexpr void spread(const uint16_t (&codes)[N], int bits, const int8_t (&levels)[LEVELS], Row (&rows)[N]) {
   for (size_t i = 0; i < N; i++) {

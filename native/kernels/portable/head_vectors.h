@@ -1,4 +1,4 @@
-// One head's vector on its way into the cache: rotated, then rounded to the levels of the cache's format.
+// Converts the vector of a head for the cache: it is rotated, then rounded to the levels of the cache's format.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@
 namespace qtensor {
 namespace {
 
-// out = H x / sqrt(n) within each stretch of n = the largest power of two that divides dim: H is Hadamard's matrix,
-// whose entry (i, j) is -1 where i & j has an odd number of ones. It spreads what a few channels hold over all of them,
-// and is its own inverse. x may be out.
+// out = H x / sqrt(n) for each n values, where n is the largest power of two that divides dim. H is the Hadamard
+// matrix: entry (i, j) is -1 if i & j has an odd number of ones, else 1. H x / sqrt(n) spreads the content of a few
+// outlier channels over all channels, and is its own inverse. x and out may be the same.
 inline V16 hadamard_lanes(V16 x) {
   alignas(64) static constexpr float sign[4][16] = {{1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1},
                                                     {1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1},
@@ -39,7 +39,7 @@ inline void rotate_head(const float* x, int64_t dim, float* out) {
   }
 }
 
-inline float largest_magnitude(const float* x, int64_t dim) {  // NaN where there is one, or an infinity
+inline float largest_magnitude(const float* x, int64_t dim) {  // NaN if a value is NaN or infinite
   V16 largest[1] = {v_zero()};
   for (int64_t i = 0; i < dim; i += 16) largest[0] = v_max_magnitude(largest[0], v_load(x + i));
   const uint32_t bits = v_top_magnitude(largest);
@@ -48,7 +48,7 @@ inline float largest_magnitude(const float* x, int64_t dim) {  // NaN where ther
   return bits < 0x7f800000 ? top : __builtin_nanf("");
 }
 
-// x * inverse, rounded to even and kept within 127.
+// x * inverse, rounded to even and limited to magnitude 127.
 inline void round_to_bytes(const float* x, int64_t dim, float inverse, int8_t* out) {
   const V16 one = v_set(1.0f), most = v_set(127.0f), least = v_set(-127.0f), scale = v_set(inverse);
   for (int64_t i = 0; i < dim; i += 16)
@@ -78,8 +78,8 @@ inline float dot_product(const float* a, const float* b, int64_t dim) {
   return v_reduce_add(sum);
 }
 
-// The nearest level of each x, as a number; then the scale that keeps the product of the vector with itself,
-// sum x^2 / sum x level, so that rounding neither widens nor narrows scores.
+// Computes the number of the nearest level of each x, and the scale that preserves the product of the vector with
+// itself, sum x^2 / sum x level, so that rounding neither increases nor reduces scores.
 inline void round_head_to_levels(const float* x, int64_t dim, const LevelTable& table, uint8_t* numbers, half* scale) {
   const float squares = dot_product(x, x, dim);
   if (!(squares >= 1e-30f && squares < __builtin_inff())) {
@@ -90,7 +90,7 @@ inline void round_head_to_levels(const float* x, int64_t dim, const LevelTable& 
   const float inverse = 1.0f / (__builtin_sqrtf(squares / float(dim)) * float(double(table.deviations) / 127.0));
   float level[kMostByteDim];
   const V16 one = v_set(1.0f), scaled = v_set(inverse), half_of_table = v_set(float(table.half));
-  for (int64_t i = 0; i < dim; i += 16) {  // numbers are whole, so these sums are exact
+  for (int64_t i = 0; i < dim; i += 16) {  // level numbers are integers, so these sums are exact
     const V16 y = v_mul(v_load(x + i), scaled), minus_y = v_sub(v_zero(), y), outward = v_max(y, minus_y);
     V16 beyond = v_zero(), size = v_set(table.first);
     for (int j = 0; j + 1 < table.half; j++) {
@@ -98,7 +98,7 @@ inline void round_head_to_levels(const float* x, int64_t dim, const LevelTable& 
       beyond = v_add(beyond, above);
       size = v_fma(above, v_set(table.larger[j]), size);
     }
-    const V16 negative = v_one_above(minus_y, v_zero());  // then half - 1 - beyond, else half + beyond
+    const V16 negative = v_one_above(minus_y, v_zero());  // 1: number is half - 1 - beyond, 0: half + beyond
     const V16 upper = v_add(half_of_table, beyond), span = v_fma(beyond, v_set(2.0f), one);
     v_store_bytes(reinterpret_cast<int8_t*>(numbers + i), v_sub(upper, v_mul(negative, span)), one);
     v_store(level + i, v_sub(size, v_mul(v_mul(negative, size), v_set(2.0f))));

@@ -1,5 +1,6 @@
-// Levels of 4 and 3 bits: a table that fits a Gaussian, symmetric about nought, its outermost level at 127. Of the
-// upper half: where a level begins, by how much it is larger than the one before, and where 127 lies in deviations.
+// Levels of 4 and 3 bits: a table fitted to a Gaussian, symmetric about zero, with 127 as the outermost level. For the
+// upper half: where each level begins, its difference from the previous one, the first level, and the position of 127
+// in standard deviations.
 #pragma once
 
 #include <cstdint>

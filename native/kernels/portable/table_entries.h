@@ -1,4 +1,4 @@
-// A family's table: every family names its kernels alike.
+// Builds the table of a family. The kernels have the same names in all families.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Every block format but Q4_K, Q5_K and Q6_K, taken apart into signed bytes and whole scales.
-// What multiplies them knows two kinds of block alone, so a format is nothing but its `unpack`.
+// All block formats except Q4_K, Q5_K and Q6_K, unpacked to signed bytes and integer scales. Kernels process only two
+// kinds of unpacked blocks, so a format needs only an `unpack` function.
 // Source of the layouts: ggml's ggml-common.h and ggml-quants.c.
 #pragma once
 
@@ -12,9 +12,9 @@
 namespace qtensor {
 namespace {
 
-// 256 values: d * scale * q - dmin * min, scales and mins of sixteen values each. d and dmin are halves of the file,
-// d to be divided by the format's kDivisor, a power of two: what remains is whole. Values times scales stay below
-// 2^13, so sums of 256 products with activations fit 32 bits.
+// 256 values: d * kStep * scale * q - dmin * min, with a scale and a min for each sixteen values. d and dmin are halves
+// from the file. kStep of the format is a power of two, so that scales and values are integers. Values times scales are
+// below 2^13, so sums of 256 products with activations fit 32 bits.
 struct alignas(64) Unpacked256 {
   int8_t q[256];
   int16_t scales[16], mins[16];
@@ -28,12 +28,12 @@ struct alignas(32) Unpacked32 {
 
 template <class T>
 QTENSOR_INLINE void read(T& to, const void* from) {
-  __builtin_memcpy(&to, from, sizeof(T));  // what lies in a file is aligned to nothing
+  __builtin_memcpy(&to, from, sizeof(T));  // data in a file is not aligned
 }
 
-// ---- 32 values with a scale of their own ----
+// ---- blocks of 32 values ----
 
-// Low nibbles are the first sixteen values, high ones the others.
+// Low nibbles are the first values, and high nibbles the others.
 QTENSOR_INLINE void split_nibbles(const uint8_t* qs, uint8_t* out, int count) {
   for (int l = 0; l < count; l++) {
     out[l] = qs[l] & 15;
@@ -55,7 +55,7 @@ QTENSOR_INLINE void look_up(const int8_t (&table)[16], const uint8_t* qs, int8_t
 }
 
 constexpr int8_t kLevelsIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-constexpr int8_t kLevelsMXFP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice E2M1
+constexpr int8_t kLevelsMXFP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // two times E2M1
 
 QTENSOR_INLINE float power_of_two(uint8_t e) {  // 2^(e - 128)
   const uint32_t bits = e < 2 ? uint32_t(0x00200000) << e : uint32_t(e - 1) << 23;
@@ -64,7 +64,7 @@ QTENSOR_INLINE float power_of_two(uint8_t e) {  // 2^(e - 128)
   return power;
 }
 
-// HALF is the family's way to read a half.
+// as_float is the family's function to convert a half.
 template <class HALF>
 QTENSOR_INLINE void unpack(const BlockQ8_0& w, Unpacked32& out, HALF as_float) {
   read(out.q, w.qs);
@@ -104,9 +104,9 @@ QTENSOR_INLINE void unpack(const BlockMXFP4& w, Unpacked32& out, HALF) {
   out.d = power_of_two(w.e);
 }
 
-// ---- 256 values ----
+// ---- blocks of 256 values ----
 
-// Two bits of each byte, at four places: 64 bytes become 256 values.
+// Unpacks the four two-bit values of each byte: 64 bytes become 256 values.
 QTENSOR_INLINE void split_pairs(const uint8_t* qs, uint8_t* out) {
   for (int n = 0; n < 2; n++)
     for (int j = 0; j < 4; j++)
@@ -147,7 +147,7 @@ QTENSOR_INLINE void unpack(const BlockIQ4_XS& w, Unpacked256& out) {
   out.d = w.d;
 }
 
-// Rows of a grid and bytes of signs become values: (row ^ sign) - sign, byte by byte.
+// Applies bytes of signs to grid rows: (row ^ sign) - sign, byte by byte.
 struct SignedRows {
   alignas(64) uint64_t rows[32];
   alignas(64) uint64_t signs[32];
@@ -174,7 +174,7 @@ QTENSOR_INLINE void unpack(const BlockIQ2_XXS& w, Unpacked256& out) {
   out.d = w.d;
 }
 
-// Of IQ2_XS and IQ2_S: a nibble for each sixteen values.
+// Scales of IQ2_XS and IQ2_S: a nibble for each sixteen values.
 QTENSOR_INLINE void odd_scales(const uint8_t* scales, int16_t* out) {
   for (int j = 0; j < 16; j++) out[j] = int16_t(2 * (scales[j / 2] >> (4 * (j % 2)) & 15) + 1);
 }
@@ -230,7 +230,7 @@ QTENSOR_INLINE void unpack(const BlockIQ3_S& w, Unpacked256& out) {
   out.d = w.d;
 }
 
-// Of IQ1: eight times the values, each shifted by 1 or -1.
+// Values of IQ1, multiplied by eight: those of the grid plus 1 or -1.
 QTENSOR_INLINE void shifted_row(uint64_t row, bool down, int8_t* q) {
   int8_t bytes[8];
   read(bytes, &row);
@@ -255,7 +255,7 @@ QTENSOR_INLINE void unpack(const BlockIQ1_M& w, Unpacked256& out) {
   out.d = half(w.scales[0] >> 12 | (w.scales[1] >> 8 & 0x00f0) | (w.scales[2] >> 4 & 0x0f00) | (w.scales[3] & 0xf000));
 }
 
-// The digit of three that a byte shows once it is multiplied by a power of three: its highest.
+// The highest base-three digit of a byte, which a multiplication by a power of three has moved there.
 QTENSOR_INLINE int8_t trit(uint8_t byte, uint8_t power) {
   return int8_t((uint16_t(uint8_t(byte * power)) * 3 >> 8) - 1);
 }
@@ -289,7 +289,7 @@ template <class BLOCK, int DIVISOR = 1, bool HAS_MINS = false>
 struct Format256 {
   using Block = BLOCK;
   static constexpr bool kIs256 = true, kHasMins = HAS_MINS;
-  static constexpr float kStep = 1.0f / DIVISOR;  // a power of two, so d times it is exact
+  static constexpr float kStep = 1.0f / DIVISOR;  // a power of two, so d * kStep is exact
 };
 template <class BLOCK, bool HAS_MINS = false>
 struct Format32 {
@@ -297,7 +297,7 @@ struct Format32 {
   static constexpr bool kIs256 = false, kHasMins = HAS_MINS;
 };
 
-// Calls use(Format256<...>{}); for a format of another kind other() is returned.
+// Returns use(Format256<...>{}), or other() for formats of another kind.
 template <class Use, class Other>
 auto with_format_256(Format format, Use use, Other other) {
   switch (format) {
@@ -329,7 +329,7 @@ auto with_format_256(Format format, Use use, Other other) {
       return other();
   }
 }
-// The same with Format32<...>.
+// Returns use(Format32<...>{}), or other() for formats of another kind.
 template <class Use, class Other>
 auto with_format_32(Format format, Use use, Other other) {
   switch (format) {

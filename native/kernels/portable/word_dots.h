@@ -1,5 +1,5 @@
-// Exact sums of products for attention over bytes (generic/byte_dots.h says which), written once over the registers of
-// AVX2 or AVX-512. Packed levels are looked up on their way into the products, or unpacked once for many queries.
+// Exact sums of products for attention over bytes (specified in generic/byte_dots.h), written once over the registers
+// of AVX2, AVX-512 or NEON. Packed levels are looked up just before the products, or unpacked once for many queries.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace qtensor {
 namespace {
 
-// One row of packed bytes: the groups that lie in it, one after another. SIGNED: as levels, else as 128 + level.
+// One row of packed bytes, which contains `groups` groups. SIGNED: bytes<GROUP>() are levels, else levels plus 128.
 template <int BITS, bool SIGNED>
 struct PackedRow;
 template <bool SIGNED>
@@ -71,7 +71,7 @@ inline void add_row(const Lane* const* a, int64_t first, const Row (&row)[VECTOR
   }
 }
 
-// VECTORS registers of lanes, all groups.
+// Computes VECTORS registers of lanes over all groups.
 template <int QUERIES, int BITS, int VECTORS, class Lane>
 inline void byte_dots_block(const Lane* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t row_bytes,
                             const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead& ahead) {
@@ -88,7 +88,7 @@ inline void byte_dots_block(const Lane* const* a, const uint8_t* b, int64_t grou
     for (int v = 0; v < VECTORS; v++) w_store(out + i * out_stride + v * kWordBytes / 4, sums.total(i, v));
 }
 
-// b holds `groups` groups, of which the first `used` are looked at.
+// b has `groups` groups, of which only the first `used` are read.
 template <int QUERIES, int BITS, class Lane>
 inline void byte_dots(const Lane* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t width,
                       int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead& ahead) {

@@ -15,7 +15,7 @@
 namespace qtensor {
 namespace {
 
-// k_quant_four_rows of the instruction set, and the rows that are left.
+// Rows that do not fill a group of four; the instruction set provides k_quant_four_rows for the others.
 
 template <class Quant>
 inline void k_quant_row(const MatmulTask& t, int64_t row, int64_t batch_row) {

@@ -1,4 +1,4 @@
-// What the AVX2 and the AVX-512 kernels build on: scales and reduced sums of four rows at a time, and prefetching.
+// Shared by the AVX2 and AVX-512 kernels: scales and reduced sums of four rows at a time, and prefetching.
 #pragma once
 
 #include <immintrin.h>
@@ -21,8 +21,8 @@ inline RowScales split_row_scales(__m128i headers) {
   const __m256 both = _mm256_cvtph_ps(_mm_shuffle_epi8(headers, split));
   return {_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1)};
 }
-// Halves of four rows as floats. Inserted one by one: a vector load of what was just stored in pieces would have to
-// wait.
+// Halves of four rows as floats. They are inserted one by one, because a vector load of recent narrower stores would
+// have to wait for them.
 inline __m128 load_halves(const uint8_t* const* places, int64_t at = 0) {
   half d[4];
   for (int r = 0; r < 4; r++) __builtin_memcpy(&d[r], places[r] + at, 2);
@@ -51,7 +51,7 @@ inline ScaleBytes unpack_scales(const uint8_t* packed) {
           (b & six) | uint64_t((c >> 4 & four) | ((b >> 6 & two) << 4)) << 32};
 }
 
-// Sums of the lanes of four vectors, one output lane each.
+// The sum of the lanes of each of four vectors, in one lane each.
 inline __m128i reduce_four(__m128i a, __m128i b, __m128i c, __m128i d) {
   const __m128i ab = _mm_add_epi32(_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
   const __m128i cd = _mm_add_epi32(_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d));
@@ -74,11 +74,11 @@ inline void prefetch_block(const uint8_t* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + i), _MM_HINT_T0);
 }
 
-// Which four rows of a work item are read together, block by block, and how memory is asked for later ones. Intel's
-// processors fetch ahead by themselves, page by page and some twenty lines in each: there every row is taken from
-// another quarter of the item, so that four pages are read at a time, each in order, and lines are asked for shortly
-// before their turn, into the first cache. Elsewhere the rows are neighbors, and every line is asked for in the order
-// of memory, the four rows and 8 KiB ahead, into the second cache. Figures: docs/kernels/gemv.md.
+// Selects which four rows of a work item are read together, block by block, and how later ones are prefetched. Intel's
+// hardware prefetcher works separately in each page, up to some twenty lines ahead. There, each row is from another
+// quarter of the item, so that four pages are read at a time, each in order, and lines are prefetched shortly before
+// they are used, into L1. On other processors, the four rows are adjacent, and lines are prefetched in the order of
+// memory, four rows and 8 KiB ahead, into L2. Figures: docs/kernels/gemv.md.
 inline bool reads_quarters() { return __builtin_cpu_is("intel"); }
 
 struct FourRows {
@@ -94,9 +94,9 @@ inline void store_four_rows(float* y, FourRows rows, __m128 value) {
   for (int r = 0; r < 4; r++) y[rows.first + r * rows.stride] = all[r];
 }
 
-// Calls product(Together<M>, four rows, the first of M batch rows), M up to MOST, until all batch rows have met all
-// rows but the last few, and returns what is left. Three batch rows at the end are taken together: rows are read once
-// for all.
+// Calls product(Together<M>, four rows, first of M batch rows), with M up to MOST, for all batch rows and all groups of
+// four rows. Returns a task for the rows that do not fill a group. Three remaining batch rows are multiplied together,
+// so that the weights are read once.
 template <int M>
 struct Together {};
 template <int MOST, class Product>
@@ -128,14 +128,14 @@ class Ahead {
         next_(t.weight + (rows.first + 4) * t.row_bytes + 8192),
         end_(t.weight + (t.row_begin + rows.stride) * t.row_bytes),
         over_(3 * rows.stride * t.row_bytes) {}
-  // Call for each block, with where it lies in the four rows.
+  // Call for each block, with its addresses in the four rows.
   QTENSOR_INLINE void ask(const uint8_t* const* place) {
     if (!quarters_) {
       for (int64_t i = 0; i < 4 * BLOCK_BYTES; i += 64) _mm_prefetch((const char*)(next_ + i), _MM_HINT_T1);
       next_ += 4 * BLOCK_BYTES;
       return;
     }
-    // behind the quarter's end the same quarter of the next item follows
+    // beyond the end of a quarter, prefetch the same quarter of the next item
     const int64_t later = place[0] + kShortly < end_ ? kShortly : kShortly + over_;
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++)

@@ -1,6 +1,6 @@
-// Products of packed weights: slab after slab, block after block, and the batch rows in passes. slab_pass.h of the
-// instruction set has kSlabLanes, the rows to a register; SlabPairs<Block> with the format of a batch row's block; and
-// slab_batch_rows<Block, M, Source>, which takes M batch rows through a group of a block. Figures:
+// Products of packed weights: the loops over slabs, blocks, and passes of batch rows. slab_pass.h of the instruction
+// set defines kSlabLanes, the number of rows per register; SlabPairs<Block>, with the type of a batch row's block; and
+// slab_batch_rows<Block, M, Source>, which multiplies M batch rows with one group of 32 rows of a block. Figures:
 // docs/kernels/packed.md.
 #pragma once
 
@@ -20,7 +20,7 @@ constexpr int kBlocksAhead = 2;
 template <class Block>
 using BatchBlock = typename SlabPairs<Block>::Batch;
 
-// A function of its own: inlined into its caller, gcc 12 keeps sums in memory.
+// Not inlined, because gcc 12 then keeps sums in memory.
 template <class Block, Source SOURCE, int M>
 __attribute__((noinline)) void slab_pass(SlabPass<Block>& t, const BatchBlock<Block>* x, float* acc) {
   slab_batch_rows<Block, M, SOURCE>(t, x, acc);
@@ -32,7 +32,7 @@ QTENSOR_INLINE void pass_of(int64_t count, SlabPass<Block>& t, const BatchBlock<
   slab_pass<Block, SOURCE, M>(t, x, acc);
 }
 
-// Memory is read in order: a group's header before its values, not before the values of the group in front of it.
+// Loads a group's header. Called immediately before the group's values are loaded, so that memory is read in order.
 template <class Block, bool IN_ORDER>
 QTENSOR_INLINE void begin_group(SlabPass<Block, IN_ORDER>& pass, const uint8_t* group) {
   for (int part = 0; part < kSlabParts; part++) {
@@ -42,8 +42,8 @@ QTENSOR_INLINE void begin_group(SlabPass<Block, IN_ORDER>& pass, const uint8_t* 
   }
 }
 
-// For memory that the processor fetches ahead by itself: nothing is asked for, and every line is read in order. One
-// loop: of two, gcc 12 makes the inner one's code twice, more than the first cache holds.
+// For processors whose hardware prefetcher is faster alone: no software prefetch, and all lines are read in order. This
+// is one loop, because gcc 12 duplicates the inner one of two, and the code then exceeds the L1 instruction cache.
 template <class Block, int M>
 __attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_t* slab, int64_t groups) {
   const auto* x = reinterpret_cast<const BatchBlock<Block>*>(t.x);
@@ -59,16 +59,17 @@ __attribute__((noinline)) void one_slab_in_order(const SlabTask& t, const uint8_
   }
 }
 
-// So many rows are turned at a time: few batch rows would read too many places of memory.
+// Rows that are multiplied together. With weights in rows and few batch rows, 64 rows would be too many places to read.
 inline int64_t rows_at_once(const SlabTask& t) { return t.row_bytes > 0 && t.m <= 16 ? kGroupRows : kSlabRows; }
 
-// Passes are as even as can be, and each asks for its share of a later block. Of rows, those behind this slab's are
-// asked for, in the order of memory: one half while these are turned, the other one here.
-template <class Block, bool TURNS>
+// Batch rows are distributed evenly over passes, and each pass prefetches its share of a later block. With weights in
+// rows, the rows after these are prefetched in the order of memory: one half while packing, the other half here.
+template <class Block, bool FROM_ROWS>
 void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
   using P = SlabPairs<Block>;
   constexpr int64_t kBytes = Packing<Block>::packed_bytes, kFileBytes = kGroupRows * Packing<Block>::bytes;
-  constexpr int64_t kLines = kBytes / 64 / (TURNS ? 2 : 1);
+  constexpr int64_t kLines = kBytes / 64 / (FROM_ROWS ? 2 : 1);
+  static_assert(!FROM_ROWS || kSlabRows / kGroupRows * kBytes <= kPackedScratchBytes);
   const int64_t groups = groups_of(rows);
   SlabPass<Block> each[kSlabRows / kGroupRows];
   const int64_t m = t.m, passes = (m + kMostAtOnce - 1) / kMostAtOnce;
@@ -82,12 +83,12 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
         SlabPass<Block>& pass = each[g];
         if (left == passes) {
           pass.asked = m > kMostAsking ? 0 : asked;
-          if constexpr (TURNS) {
+          if constexpr (FROM_ROWS) {
             const uint8_t* const later = slab + rows * t.row_bytes + (b * groups + g) * kFileBytes;
-            uint8_t* const turned = t.turned + g * kBytes;
+            uint8_t* const packed = t.packed + g * kBytes;
             const int64_t first = kGroupRows * g;
-            turn_group<Block>(t, slab + first * t.row_bytes + b * Packing<Block>::bytes, rows - first, later, turned);
-            begin_group(pass, turned);
+            pack_group<Block>(t, slab + first * t.row_bytes + b * Packing<Block>::bytes, rows - first, later, packed);
+            begin_group(pass, packed);
             pass.later = later + kFileBytes / 2;
           } else {
             begin_group(pass, slab);
@@ -117,11 +118,10 @@ void matmul_slabs(const SlabTask& t) {
   const int64_t stride = t.row_bytes > 0 ? most * t.row_bytes : t.slab_stride;
   for (int64_t row = 0; row < t.rows; row += most, slab += stride) {
     const int64_t rows = t.rows - row < most ? t.rows - row : most;
-    // Batch row by batch row, in order: strides of a row's sums were fetched ahead past their end, out of another
-    // thread's.
+    // [batch row][rows]: with the opposite order, a stride prefetcher probably fetched lines of another thread's sums.
     __builtin_memset(t.sums, 0, size_t(kSlabRows * t.m) * sizeof(float));
-    if (kTurnsRows && t.row_bytes > 0)
-      one_slab<Block, kTurnsRows>(t, slab, rows);
+    if (kPacksRows && t.row_bytes > 0)
+      one_slab<Block, kPacksRows>(t, slab, rows);
     else if (t.m == 1 && in_order >= 1)
       one_slab_in_order<Block, 1>(t, slab, groups_of(rows));
     else if (t.m == 2 && in_order >= 2)

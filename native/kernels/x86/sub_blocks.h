@@ -1,4 +1,4 @@
-// Formats in blocks of 32, a block of four rows at a time: any number of blocks and of rows, for AVX2 and AVX-512.
+// Formats in blocks of 32, one block of four rows at a time, with any number of blocks and rows. For AVX2 and AVX-512.
 #pragma once
 
 #include <immintrin.h>
@@ -32,8 +32,8 @@ inline __m256i levels_of(const int8_t (&table)[16], __m256i nibbles) {
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), nibbles);
 }
 
-// A format: its values, signed bytes (`largest` is 0) or unsigned ones up to `largest` that are `offset` above what
-// they stand for; where its min stands, and the scales of four blocks.
+// A format: its values, which are signed bytes (`largest` is 0) or unsigned bytes up to `largest` from which `offset`
+// must be subtracted; the position of its min; and the scales of four blocks.
 template <class Block>
 struct SubBlock;
 
@@ -81,7 +81,7 @@ struct SubBlock<BlockMXFP4> : HalfInFront<BlockMXFP4, 0> {
   }
 };
 
-// A block's products with 32 activations, in lanes.
+// The products of a block with 32 activations, as partial sums in lanes.
 template <class Sub>
 QTENSOR_INLINE __m256i block_dot(const uint8_t* block, __m256i x) {
   const __m256i q = Sub::values(block);

@@ -1,5 +1,6 @@
 // Products of the formats of kernels/portable/unpacked_blocks.h in blocks of 256, for AVX2 and AVX-512: four rows at a
-// time where the family has that. Else a block of one row is taken apart once and meets up to kTogether batch rows.
+// time if the family has kernels for that. Otherwise a block of one row is unpacked once for up to kTogether batch
+// rows.
 #pragma once
 
 #include <immintrin.h>
@@ -23,7 +24,7 @@ template <class Block>
 QTENSOR_INLINE void unpack_block(const Block& block, Unpacked256& out) {
   unpack(block, out);
 }
-// No compiler makes a shuffle of a table.
+// Compilers do not turn a table lookup into a shuffle.
 QTENSOR_INLINE void unpack_block(const BlockIQ4_XS& w, Unpacked256& out) {
   for (int j = 0; j < 8; j++)
     _mm256_store_si256((__m256i*)(out.q + 32 * j), levels_of(kLevelsIQ4, nibbles_of_16(w.qs + 16 * j)));
@@ -62,7 +63,7 @@ inline void unpacked_rows(const MatmulTask& t, int64_t row, int64_t first, int c
       __m256i sum = _mm256_setzero_si256();
       for (int i = 0; i < 8; i++) {
         const __m256i bytes = _mm256_load_si256((const __m256i*)(x->q + 32 * i));
-        // two products fit 16 bits: no value is -128
+        // two products fit 16 bits, because no value is -128
         const __m256i pairs = _mm256_maddubs_epi16(magnitude[i], _mm256_sign_epi8(bytes, q[i]));
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, scale[i]));
       }
@@ -78,7 +79,8 @@ inline void unpacked_rows(const MatmulTask& t, int64_t row, int64_t first, int c
   for (int j = 0; j < count; j++) t.y[(first + j) * t.y_stride + row] = acc[j];
 }
 
-// Where the family has the format four rows at a time (its unpacked_rows.h), only the last few rows go one by one.
+// If the family processes four rows of the format at a time (unpacked_rows.h), only the last few rows are processed one
+// by one.
 template <class F>
 void matmul_unpacked(const MatmulTask& t) {
   using Block = typename F::Block;
