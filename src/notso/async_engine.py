@@ -89,7 +89,7 @@ async def _follow(generation: Generation) -> AsyncGenerator[Event, None]:
     after = 0
     while True:
         changed.clear()
-        finished = generation.finished  # read before the events: the last ones could arrive in between
+        finished = generation.finished  # read first, because events may arrive between the two reads
         events = generation.read(after)
         after += len(events)
         for event in events:

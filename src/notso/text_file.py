@@ -108,8 +108,8 @@ def open_regular(path: Path) -> int:
 
     Raises OSError with `strerror` and `filename`, for example if the file is not a regular file.
     """
-    # Other kinds are refused: reading from a FIFO, terminal or socket would wait for a writer, and even opening a
-    # device can have side effects.
+    # Only regular files are opened: reading from a FIFO, terminal or socket would wait for a writer, and even opening
+    # a device can have side effects.
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # before opening: opening a device could act on it
             raise _no_regular_file(path)

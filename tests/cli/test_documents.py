@@ -72,7 +72,9 @@ def test_a_library_is_chosen_by_name(documents: Run, tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_one_line(documents: Run, tmp_path: Path) -> None:
     (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.7")
     failed = documents("add", str(tmp_path / "scan.pdf"))
-    assert failed.code != exit_codes.DONE and "1 of 1 documents cannot be read; they are kept" in failed.err
+    assert (
+        failed.code != exit_codes.DONE and "1 of 1 documents cannot be read but are kept in the library" in failed.err
+    )
     assert "failed: it is damaged" in failed.out
     (listed,) = json.loads(documents("list", "--json").out)
     assert listed["reason"].startswith("is damaged")

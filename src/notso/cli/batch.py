@@ -43,7 +43,9 @@ def batch(
     ] = (False),
     ray: Annotated[
         bool,
-        typer.Option("--ray", help="Run on a Ray cluster (RAY_ADDRESS) or on local Ray; requires the extra ray."),
+        typer.Option(
+            "--ray", help="Run on a Ray cluster (RAY_ADDRESS) or on local Ray (requires the optional extra `ray`)."
+        ),
     ] = False,
     count: Annotated[
         int | None,

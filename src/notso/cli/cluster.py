@@ -77,11 +77,11 @@ def cluster(
 ) -> None:
     """Run replicas of the server under Ray Serve.
 
-    Requires the extra ray. With --address, `up` deploys to a running Ray cluster and returns when the replicas
-    are ready; run it again to change the deployment, one replica at a time. Without --address, Ray is started on this
-    machine until Ctrl-C. Several replicas require DATABASE_URL and VALKEY_URL, and --host requires NOTSO_API_KEY. Set
-    them in the environment in which Ray is started on each machine, because the configuration contains no secrets. File
-    paths must be valid on every machine.
+    Requires the optional extra `ray`. With --address, `up` deploys to a running Ray cluster and returns when the
+    replicas are ready; run it again to change the deployment, one replica at a time. Without --address, Ray is started
+    on this machine until Ctrl-C. Several replicas require DATABASE_URL and VALKEY_URL, and --host requires
+    NOTSO_API_KEY. Set them in the environment in which Ray is started on each machine, because the configuration
+    contains no secrets. File paths must be valid on every machine.
     """
     from notso.cluster.plan import NOTHING_BETWEEN, ClusterPlan, serve_config
     from notso.web.values.errors import SettingsError

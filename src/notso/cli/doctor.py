@@ -351,7 +351,7 @@ def _network() -> Iterator[Finding]:
     from notso.smollm3.hub.download import is_offline
 
     downloads = "model downloads are disabled (HF_HUB_OFFLINE)" if is_offline() else "used to download models"
-    yield Finding("ok", "network", f"{downloads}; enabled tools such as fetch_page may also use it")
+    yield Finding("ok", "network", f"{downloads}; enabled tools such as fetch_page may use the network")
 
 
 def _versions() -> Iterator[Finding]:

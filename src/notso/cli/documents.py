@@ -135,7 +135,7 @@ async def _add(store: ChatStore, name: str, unconfined: bool, files: Sequence[tu
     added = await store.documents.some(LOCAL_OWNER, ids)
     _show(added, as_json)
     if failed := [each for each in added if each.state == "failed"]:
-        raise StorageError(f"{len(failed)} of {len(added)} documents cannot be read; they are kept")
+        raise StorageError(f"{len(failed)} of {len(added)} documents cannot be read but are kept in the library")
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:

@@ -22,7 +22,9 @@ def store(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TO", help="Target: data directory or postgresql:// URL without conversations.", show_default=False
+            metavar="TO",
+            help="Target, which must not contain conversations: data directory or postgresql:// URL.",
+            show_default=False,
         ),
     ],
     as_json: options.Json = False,

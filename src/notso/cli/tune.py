@@ -81,8 +81,8 @@ def tune(
 ) -> None:
     """Fine-tune a LoRA adapter on conversations.
 
-    Trains LoRA on all weight matrices with TRL and PEFT (requires the extra tune). The loss covers only assistant
-    messages. An interrupted run continues from its checkpoint in the folder ADAPTER.gguf.tuning.
+    Trains LoRA on all weight matrices with TRL and PEFT (requires the optional extra `tune`). The loss covers only
+    assistant messages. An interrupted run continues from its checkpoint in the folder ADAPTER.gguf.tuning.
     """
     options.require_free_place(out, force, "--out")
     if merge is not None:

@@ -251,7 +251,7 @@ def create_app(
         finally:
             for task in now_and_then:
                 task.cancel()
-            await asyncio.gather(*now_and_then, return_exceptions=True)  # also ends the library's child process
+            await asyncio.gather(*now_and_then, return_exceptions=True)  # also ends the child that parses documents
             await _shut_down(parts)
 
     app = FastAPI(
@@ -389,8 +389,8 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
-    # Separate from RateLimit's counters: many client addresses could fill a shared table, which would then count all
-    # further names, including keys, as one.
+    # Separate from RateLimit's counters: client addresses could fill a shared table, which would then count all further
+    # addresses and keys together.
     counters = counters_at(settings.valkey_url)
     ways = sign_in_ways(settings, plugins, access_store_of(settings, store), counters, exchange)
     requests.quotas = ways.accounts

@@ -170,7 +170,7 @@ def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessa
 
 
 AFTER_SECONDS = 5.0  # delay, so that titles and suggestions are generated first
-PATIENCE_SECONDS = 300.0  # maximum time to wait until the engine is idle, and then for the summary
+PATIENCE_SECONDS = 300.0  # time limit for the wait until the engine is idle, and again for the summary
 
 
 class Compaction:

@@ -69,7 +69,7 @@ class LibraryWork:
 
     async def follow(self) -> None:
         if self._store.read_only or (self._folder.root is None and self._store.is_shared):
-            return  # keep the folder library of a shared store, because it may belong to another server's folder
+            return  # a sync would delete the folder library, which may hold another server's documents
         has_failed = False
         while True:
             try:

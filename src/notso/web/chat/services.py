@@ -33,7 +33,7 @@ MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16
 PREVIEWS_AT_ONCE, MOST_WAITING_PREVIEWS = 2, 4
 DOCUMENTS_AT_ONCE, MOST_WAITING_DOCUMENTS = 2, 16
-MOST_WAITING_IMPORTS = 8  # each may be 16 MiB; the body budget (edge/limits.py) limits large ones to about four
+MOST_WAITING_IMPORTS = 8  # each has up to 16 MiB; BodyBudget (edge/limits.py) admits about four of this size
 
 
 @dataclass(slots=True)

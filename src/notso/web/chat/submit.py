@@ -95,7 +95,7 @@ def allowed_in(chat: Chat | None) -> set[str]:
 def with_tools(
     settings: Mapping[str, SettingValue], names: Iterable[str], *, ask_again: bool = False
 ) -> dict[str, SettingValue]:
-    """Return settings with only the tools `names` enabled. Others (all with `ask_again`) lose their permission."""
+    """Return settings with only the tools `names` enabled. Other tools lose their permission; all do if `ask_again`."""
     chosen = list(names)
     changed = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
     kept = [] if ask_again else [each for each in _allowed(settings) if each[0] in chosen]
@@ -145,7 +145,7 @@ async def ask(
     """Store a question at the end of the view's branch and queue its answer.
 
     last: id of the last message on the page ('': none; None: the end of the chosen branch). instead_of: id of the
-    question that this one is an edited version of. Raises Problem and StorageError, with the text as `draft`.
+    original question, if this is an edited version. Raises Problem and StorageError, with the text as `draft`.
     """
     chat = view.chat
     text = fields.get("text", "").strip("\n")
@@ -553,7 +553,7 @@ async def _left_turn(services: ChatServices, owner: str, message: StoredMessage)
         request, offer = await request_in(services, owner, view, choice)
     request = traced(request, message.generation_id)
     parts: tuple[Part, ...] = ()
-    if trace.every and not trace.runs:  # a question asked about every part starts over, with the same seeds
+    if trace.every and not trace.runs:  # a question about every part of a document starts over, with the same seeds
         parts = await _every_part(services, owner, view, request)
         request = replace(request, options=replace(request.options, token_ids=False))
         message = replace(message, content="", reasoning="")

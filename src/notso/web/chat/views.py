@@ -26,7 +26,7 @@ from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
 LISTED_CHATS, MOST_LISTED = 100, 1000
-"""Number of chats that the sidebar loads at a time, and its maximum. The page *All chats* lists all of them."""
+"""Number of chats by which the sidebar's list grows, and its maximum length. The page *All chats* has no maximum."""
 
 STARTS = ("explain", "rewrite", "plan", "code")
 """Names of the prompt templates offered in a new chat."""

@@ -111,8 +111,8 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 def _closing_dollar(source: str, start: int) -> int:
     # Only the next dollar sign can close a formula. The other rules exclude text between two prices: no letter or digit
-    # may be directly outside of the dollar signs. Spaces directly inside of them must be on both sides, and the content
-    # must then contain a character of TeX that prices do not have.
+    # may be directly outside of the dollar signs. Directly inside, either both signs or neither must adjoin a space; if
+    # both do, the content must contain a character of TeX that prices do not have.
     inside = source[start + 1 : start + 2]
     if not inside or source[:start][-1:].isalnum():
         return -1

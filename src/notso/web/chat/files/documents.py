@@ -55,7 +55,7 @@ def kind_of(name: str) -> str:
 
 
 def documents(body: bytes, left_out: Counter[str]) -> Iterator[Document]:
-    """Yield the documents of a file; count an archive's damaged entries and those that are not JSON in `left_out`.
+    """Yield the documents of a file. `left_out` counts an archive's damaged entries and its files other than JSON.
 
     Raises Unreadable. Damaged entries raise it only if no entry can be read.
     """

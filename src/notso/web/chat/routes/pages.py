@@ -237,7 +237,7 @@ async def feed(
 ) -> CountedStream:
     """Stream changes in other tabs as events: `chats` (the list) and `turns` (messages of `chat`)."""
     shown = await services.shared.store.chat(owner, chat) if is_id(chat) else None
-    if shown is not None:  # an answer that ended before its page connected left the chat marked as unread
+    if shown is not None:  # its answer may have ended, unread, before the page connected
         await _seen(services, owner, shown)
     events = feed_events(services.feed, last_event_id or after, owner, chat, tab)
     return CountedStream(services.page_streams, owner, events)
@@ -249,7 +249,7 @@ async def status(request: Request, services: Services, owner: Owner, chat: str =
     view = await read_shown_if_any(services, owner, chat)
     context = status_context(services, view) | details_context(services, view.path if view is not None else [])
     context["polling"] = context["polling"] or services.turns.unfinished > 0
-    # The response does not replace the badge's text, which the stream of an answer updates.
+    # While an answer runs, the response omits the status label, which the answer's stream updates.
     where = f"/chats/{chat}" if is_id(chat) else ""
     return await services.pages.respond(request, "_status.html", **context, where=where)
 

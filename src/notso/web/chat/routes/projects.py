@@ -78,7 +78,7 @@ async def delete(request: Request, services: Services, owner: Owner, project_id:
 
 @router.post("/projects/{project_id}/members", dependencies=[GUARDED])
 async def set_member(request: Request, services: Services, owner: Owner, project_id: str) -> Response:
-    """Add a member, named by a key or user name, or change a member's rights."""
+    """Add the user with this key name or user name, or change a member's rights."""
     project = await own_project(services, owner, project_id)
     fields = await read_form(request)
     name, rights = fields.get("name", "").strip(), fields.get("rights", "")
