@@ -171,7 +171,7 @@ class ChatEngine(Protocol):
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Return a receipt for verifying an answer. `params` must have its seed, and `options.replay` its tokens.
+        """Return a receipt to verify an answer. `params` must have the answer's seed, `options.replay` its tokens.
 
         Raises the errors of `submit`.
         """
