@@ -41,7 +41,7 @@ ROW_SECONDS = 2.0  # timeout of processing a row (the logits of one token); all 
 # rows, plus ROW_ALLOWANCE_SECONDS once.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
-# A plugin that prints more bytes than this is disabled. Only its first MAX_PRINTED_LINES lines are logged.
+# A plugin that prints more bytes than this is disabled. At most MAX_PRINTED_LINES of its lines are logged.
 MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20
 SERVER_ENDS = "the server is stopping"
 _log = logging.getLogger("notso.plugins")
