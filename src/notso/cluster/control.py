@@ -56,8 +56,8 @@ def where() -> str:
 
 
 def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
-    """Deploy and wait until the replicas are ready; return False if `until()` is true before. Raises ClusterError."""
-    # Serve keeps running replicas, or replaces them one by one if the configuration requires it.
+    """Deploy and wait until the replicas are ready; return False if `until()` is true first. Raises ClusterError."""
+    # Serve keeps the running replicas, or replaces them one by one if the configuration requires it.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "serve.yaml"  # JSON is a subset of YAML
         file.write_text(json.dumps(config))

@@ -11,7 +11,7 @@ from notso.web.values.errors import SettingsError
 
 APPLICATION, DEPLOYMENT = "notso", "replica"
 NOTHING_BETWEEN = "several replicas require DATABASE_URL and VALKEY_URL in the environment of Ray on each machine"
-# Time in seconds in which a stopping replica must finish running answers and the pages' event streams.
+# Seconds in which a stopping replica must finish its answers and the pages' event streams.
 GRACE_SECONDS = 120.0
 # Maximum number of open requests per replica, including the pages' event streams. It is high, because the server itself
 # limits the requests that wait for the engine.

@@ -24,7 +24,7 @@ from notso.web.values.settings import Settings
 
 @serve.ingress()
 class Replica:
-    """Replica of the server. `chosen`: the argument of `build`."""
+    """Replica of the server. `chosen`: see `build`."""
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
         keep_memory_private()
@@ -70,7 +70,7 @@ class Replica:
 
 
 def build(chosen: dict[str, Any]) -> Any:
-    """Return the Serve application. `chosen`: `args` in the result of plan.serve_config."""
+    """Return the Serve application. `chosen`: the `args` of the Serve configuration."""
     return serve.deployment(name=DEPLOYMENT)(Replica).bind(chosen)
 
 

@@ -20,7 +20,7 @@ Offer = dict[str, Any]
 
 
 def checked_offer(given: Any) -> tuple[Offer, list[str]]:
-    """Return an offer with only its valid entries, and a message about each other entry. Raises ValueError."""
+    """Return an offer with only its valid entries, and a message about each entry left out. Raises ValueError."""
     if not isinstance(given, dict):
         raise ValueError("not an offer")
     offer: Offer = {"signs_in": given.get("signs_in") is True}

@@ -35,13 +35,13 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 State = Literal["starting", "on", "off"]
 
 START_SECONDS = 60.0  # timeout of loading a plugin, which imports its libraries
-SEND_SECONDS = 2.0  # timeout of sending a call, which only a process that hangs exceeds
+SEND_SECONDS = 2.0  # timeout of sending a call; only a hanging process exceeds it
 ROW_SECONDS = 2.0  # timeout of processing a row (the logits of one token); all answers wait meanwhile
-# Rows within the timeout delay all answers, too. Therefore, a plugin may spend at most this share of the time on rows,
-# plus the allowance once.
+# Rows that meet the timeout delay all answers, too. Therefore, a plugin may spend at most ROW_SHARE of the time on
+# rows, plus ROW_ALLOWANCE_SECONDS once.
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 MAX_CALLS = 64
-# A plugin that prints more bytes is disabled. Of its lines, only this number is logged.
+# A plugin that prints more bytes than this is disabled. At most MAX_PRINTED_LINES of its lines are logged.
 MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20
 SERVER_ENDS = "the server is stopping"
 _log = logging.getLogger("notso.plugins")

@@ -13,8 +13,8 @@ from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.system.files import anonymous_file
 
 MAX_CALL_BYTES = 64 * 1024 * 1024  # enough for a tool call with all attachments of a chat
-MAX_ANSWER_BYTES = 8 * 1024 * 1024  # enough for the largest page, with every character escaped
-ANSWER_LIMITS = JsonLimits(depth=64, objects=20_000, values=50_000)  # enough for an offer; results are smaller
+MAX_ANSWER_BYTES = 8 * 1024 * 1024  # enough for a text result of 2**20 characters, each escaped as \uXXXX
+ANSWER_LIMITS = JsonLimits(depth=64, objects=20_000, values=50_000)  # enough for the list of what a plugin provides
 MAX_VOCAB = 262_144
 MAX_TOKENS = 262_144
 ROW_BYTES = 4 * MAX_VOCAB
@@ -26,7 +26,7 @@ def packed(packet: Any, most_bytes: int = MAX_CALL_BYTES) -> bytes:
     """Serialize a packet. Raises ValueError."""
     body = json.dumps(packet, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
     if len(body) > most_bytes:
-        raise ValueError("it is too large for a packet")
+        raise ValueError(f"more than {most_bytes >> 20} MiB of JSON")
     return _LENGTH.pack(len(body)) + body
 
 

@@ -1,7 +1,7 @@
 """Confinement (sandboxing) of child processes. No other module confines processes.
 
-Each child permanently gives up all rights except those that it names. Resource limits bound its time and, on Linux,
-its memory. On Linux, it also cannot gain privileges, the kernel kills it first when memory runs out, and Landlock and
+Each child permanently gives up all rights except its `Rights`. Resource limits bound its time and, on Linux, its
+memory. On Linux, it also cannot gain privileges, the kernel kills it first when memory runs out, and Landlock and
 seccomp confine it if the kernel supports them.
 
 This module imports only the standard library, because children import it without the rest of notso.

@@ -38,7 +38,7 @@ def have_huge_pages() -> bool:
 
 
 def use_huge_pages(memory: mmap.mmap) -> None:
-    """Request that writes to `memory` allocate huge pages. Raises OSError if the system has none."""
+    """Ask the system to back `memory` with huge pages. Raises OSError if it has none."""
     if sys.platform == "darwin":
         raise OSError("macOS has no huge pages")
     memory.madvise(mmap.MADV_HUGEPAGE)

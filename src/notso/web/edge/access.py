@@ -373,7 +373,7 @@ def owner_of(request: Request) -> str:
 
 
 def _keys_shown(request: Request) -> list[str]:
-    # Return all distinct keys: the caller requires each of them to be valid, so that no header can override another.
+    # Return all distinct keys. A request is accepted only if all are valid, so that no header can override another.
     # Authorization schemes other than Bearer are ignored, because proxies forward their own Basic credentials.
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):

@@ -12,7 +12,7 @@ from notso.web.values.request_id import HEADER, SCOPE_KEY, request_id, request_i
 
 log = logging.getLogger("notso.access")
 
-# Routes that monitoring and every page load request so often that only failures are logged.
+# Routes that are used so often, by monitoring or on every page load, that only failures are logged.
 _QUIET = ("/livez", "/health", "/v1/health", "/metrics", "/static/{path:path}", "/static")
 
 

@@ -1,5 +1,5 @@
-"""Connection limiter, which makes room for new connections by evicting idle ones, and the HTTP connection class, which
-adds header and send timeouts to uvicorn's.
+"""Connection limiter, which makes room for new connections by evicting idle ones, and a subclass of uvicorn's HTTP
+connection with header and send timeouts.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ REFUSAL = (
 )
 
 _STATE_KEY = "notso_connection"
-_NO_LINGERING = struct.pack("ii", 1, 0)  # on, for 0 s: closing the socket discards unsent data and sends a reset
+_NO_LINGERING = struct.pack("ii", 1, 0)  # struct linger: on, 0 s; closing then discards unsent data and sends a reset
 
 
 def connection_of(scope: Scope) -> ClientConnection | None:
@@ -274,8 +274,8 @@ class ClientConnection(H11Protocol):
             self._start_header_timer()
         else:
             self._stop_header_timer()
-            # The client has just sent data, so it is no longer among those that have waited longest. If the rest of a
-            # body is missing, _note_turn adds the connection to the end of the waiting ones again.
+            # The client has just sent data, so the connection loses its place in the queue of waiting connections. If
+            # part of a body is still missing, _note_turn appends the connection again.
             self._door.serves(self)
         self._note_turn()
 

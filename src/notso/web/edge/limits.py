@@ -1,5 +1,5 @@
-"""ASGI middleware that limits the size of requests and responses and the time to receive a request, the memory budget
-shared by all request bodies, and the limit of open event streams per owner.
+"""Limits of requests and responses: ASGI middleware for their size and for the time to receive a request, a memory
+budget shared by all request bodies, and a limit of open event streams per owner.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ MOST_BYTES = 64 * MIB
 """Maximum total size of all bodies being received or parsed: four chat imports of maximum size."""
 
 SMALL_SHARE = 4
-"""If the budget is used up, owners that hold at most 1/SMALL_SHARE of it (one import) may exceed it by the same amount
-in total."""
+"""If the budget is used up, owners that hold at most 1/SMALL_SHARE of it (one import) may together exceed it by
+1/SMALL_SHARE."""
 
 COST = 12
 """Bytes of memory needed per body byte until the response starts, because the body is gathered, copied, parsed and
@@ -78,7 +78,7 @@ FREE_BYTES = 64 * 1024
 their total."""
 
 FAIR_SECONDS = 2.0
-"""Time in which a body must arrive if others wait for its space. The largest import takes a tenth of it."""
+"""Time in which a body must arrive if other bodies wait for its memory. The largest import arrives in a tenth of it."""
 
 
 def available_bytes() -> int:
@@ -373,7 +373,7 @@ class StrictHttp:
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:
     path = scope.get("raw_path") or scope["path"]
-    request_line = len(scope["method"]) + len(path) + len(scope.get("query_string", b"")) + 13  # blanks, ?, version
+    request_line = len(scope["method"]) + len(path) + len(scope.get("query_string", b"")) + 13  # 13: spaces, ?, version
     if request_line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEADER_BYTES:
         return PlainTextResponse("The headers are too large.\n", 431)
     if any(value.lower() != "identity" for value in header_values(scope, b"content-encoding")):

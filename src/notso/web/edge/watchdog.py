@@ -38,7 +38,7 @@ class Watchdog:
     _loop: AbstractEventLoop
 
     def __init__(self, tick_s: float = TICK_SECONDS, most: int = MISSED_TICKS) -> None:
-        self._command = [sys.executable, "-I", "-S", os.path.abspath(__file__)]  # noqa: PTH100 - as above
+        self._command = [sys.executable, "-I", "-S", os.path.abspath(__file__)]  # noqa: PTH100 - without pathlib
         self._arguments = [str(os.getpid()), str(tick_s), str(most)]
         self._child: subprocess.Popen[bytes] | None = None
         self._asks = self._answers = -1
@@ -146,5 +146,5 @@ if __name__ == "__main__":
         signal.SIGTERM, signal.SIG_IGN
     )  # supervisors signal the whole process group, but only the server may stop the watchdog
     os.set_blocking(1, False)
-    sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100 - as above
+    sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100 - without pathlib
     watch(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -65,7 +65,7 @@ class Downloads:
         self._current: Download | None = None
         self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
-        # If a stopping download was started again: its `arrived` callback, used when it starts after the stop.
+        # Callback `arrived` of a download that was requested again while stopping. It starts again after the stop.
         self._again: Callable[[], None] | None = None
 
     @property

@@ -28,8 +28,8 @@ from notso.web.values.fair_queue import WorkerThreads
 EngineState = Literal["unloaded", "loading", "ready", "failed", "stopped"]
 
 BesideSource = Callable[[int], ChatEngine]
-"""Function that loads an engine next to others, whose planned memory in bytes is the argument. Raises ModelError, or
-OutOfMemoryError if the remaining memory is not enough for the settings that the engine would have if loaded alone."""
+"""Function that loads an engine next to loaded ones; its argument is their planned memory in bytes. Raises ModelError,
+or OutOfMemoryError: it does not reduce the engine's settings to fit into the remaining memory."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,10 +44,10 @@ class ServedModel:
     name: str = ""  # name in listings; '': use the name in the file's metadata
     path: Path | None = None
     state: EngineState = "unloaded"
-    info: ModelInfo | None = None  # of the last load; kept when the model is unloaded
+    info: ModelInfo | None = None  # set when the model is loaded, and kept when it is unloaded
     failure: str = ""
     engine: ChatEngine | None = None
-    adapters: tuple[AdapterSource, ...] | None = None  # at the time of unloading; loaded again with the model
+    adapters: tuple[AdapterSource, ...] | None = None  # saved when the model is unloaded, and loaded again with it
     loads: int = 0  # number of loads so far
     users: int = 0  # number of requests that keep the model loaded
     leaving: bool = False  # accepts no more requests, because it will be unloaded to make room for another model
@@ -83,7 +83,7 @@ class ServedModel:
                     engine.adapters.remove(name)
                 else:
                     engine.adapters.add(wanted[name])
-            # The model is useful without the adapter. Its file may have been deleted since.
+            # The model is useful without the adapter, whose file may have been deleted.
             except NotsoError as error:
                 logger.warning("adapter %s was not loaded again: %s", name, error)
         return engine
@@ -303,7 +303,7 @@ class EngineHost:
         self._tell()
 
     def join(self, seconds: float) -> bool:
-        """Wait for engines to close; return whether all did in time. Call off the event loop."""
+        """Wait for engines to close; return whether all were closed in time. Blocks."""
         for thread in list(self._threads):
             thread.join(seconds)
         return not any(thread.is_alive() for thread in self._threads)
@@ -388,8 +388,8 @@ class EngineHost:
         self._on_loop(lambda: self._lost(served, load))
 
     def _lost(self, served: ServedModel, load: int) -> None:
-        # Loading again uses the CPU after a GPU failure, and connects again to a remote engine. `load` is the number of
-        # the load that was lost; a newer engine is not affected.
+        # Loading again uses the CPU after a GPU failure, and reconnects to a remote engine. `load` is the value of
+        # `loads` for the lost engine, so that a newer engine is not affected.
         if served.loads == load and served.engine is not None:
             logger.warning("the engine no longer responds; loading it again")
             self._in_turn(partial(self._in_thread, served.engine.close))

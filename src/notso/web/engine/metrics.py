@@ -75,7 +75,7 @@ class Metrics:
 
         self._first_token = seconds("time_to_first_token", "Time from the request's arrival to the first token.")
         self._token = seconds(
-            "inter_token_latency", "Mean time per token of a request, after the first.", _TOKEN_SECONDS
+            "inter_token_latency", "Mean time per token after the first token of a request.", _TOKEN_SECONDS
         )
         self._whole = seconds("e2e_request_latency", "Time from the request's arrival to its end.")
         self._queue = seconds("request_queue_time", "Time in the engine's queue.")
@@ -101,7 +101,7 @@ class Metrics:
         )
 
     def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
-        """Record the end of an answer, unless it failed (None)."""
+        """Record the end of an answer, unless it failed (an argument is None)."""
         if usage is None or finish_reason is None:
             return
         if finish_reason == "cancelled":
@@ -131,7 +131,7 @@ class Metrics:
         self._http_seconds.labels(route).observe(seconds)
 
     def text(self) -> bytes:
-        """Return the metrics in Prometheus's text format. Call off the event loop."""
+        """Return the metrics in Prometheus's text format. Blocks."""
         return generate_latest(self._registry)
 
 

@@ -65,7 +65,7 @@ ModelLoader = Callable[[Path | None], ChatEngine]
 """Function that loads a model file, or the demo model for None. Blocks; raises ModelError."""
 
 BesideLoader = Callable[[Path | None, int], ChatEngine]
-"""Like ModelLoader, while other engines are loaded whose planned memory in bytes is the second argument. Also raises
+"""Like ModelLoader, but next to loaded engines. The second argument is their planned memory in bytes. Also raises
 OutOfMemoryError (see `BesideSource`)."""
 
 FileCheck = Callable[[Path | None], None]

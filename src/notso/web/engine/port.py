@@ -125,7 +125,7 @@ class Adapters(Protocol):
 
 
 class ChatEngine(Protocol):
-    """Generates answers in its own thread. Methods block, so call them off the event loop."""
+    """Generates answers in its own thread. Methods block, so do not call them on the event loop."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -171,7 +171,7 @@ class ChatEngine(Protocol):
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Return an answer's receipt, for verification, given its seed (in `params`) and `options.replay`.
+        """Return a receipt to verify an answer. `params` must have the answer's seed, `options.replay` its tokens.
 
         Raises the errors of `submit`.
         """
@@ -182,7 +182,7 @@ class ChatEngine(Protocol):
         """Delete a conversation's cache, in memory and on disk; without arguments, the whole cache."""
 
     def forget_reading(self, name: str, *, scope: str | None = None) -> None:
-        """Delete the cache of a pinned prefix (see FixedPrefix), in memory and on disk."""
+        """Delete the cache of a pinned prompt prefix, in memory and on disk."""
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Call `callback` from another thread after a GPU failure or lost connection.

@@ -1,6 +1,6 @@
 """Request lifecycle shared by the chat pages and the APIs: admission, submission, streaming and cancellation.
 
-If the owner of a request has a token quota, the most tokens that the request can use are reserved before it starts.
+If the owner of a request has a token quota, the request's maximum token use is reserved before it starts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Quotas(Protocol):
     def has_quota(self, owner: str) -> bool: ...
 
     async def reserve(self, owner: str, wanted: Sequence[Wanted]) -> list[Reservation]:
-        """Reserve the most tokens the requests can use. Raises QuotaError or StorageError."""
+        """Reserve the requests' maximum token use. Raises QuotaError or StorageError."""
 
     async def allows(self, owner: str, prompt_tokens: int) -> bool:
         """Return whether the quota allows a prompt of this length and one answer token."""
@@ -83,7 +83,7 @@ class Submissions:
 
 
 def wanted_of(engine: ChatEngine, submission: Submission) -> Wanted:
-    """Return the most tokens that a submission can use. Raises ModelError. Blocks."""
+    """Return the maximum token use of a submission. Raises ModelError. Blocks."""
     prompt, options = submission.prompt, submission.options
     context = engine.info.context_of(options)
     if isinstance(prompt, str):

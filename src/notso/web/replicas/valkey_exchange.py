@@ -129,8 +129,8 @@ class ValkeyExchange:
     def following(self, name: str, take: Take) -> Iterator[None]:
         key, copy = f"notso:log:{name}", _Copy(take)
         self._copies.setdefault(key, []).append(copy)
-        # The reading connection may be blocked without the new stream. An entry in this replica's own stream, the bell,
-        # wakes it, and its next read includes the new stream.
+        # The reading connection may be blocked in a read that does not include the new stream. An entry in the bell, a
+        # stream of this replica alone, ends that read, and the next read includes the new stream.
         self._ring = True
         self._work.set()
         try:

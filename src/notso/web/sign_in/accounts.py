@@ -34,7 +34,7 @@ MAX_PENDING = 10_000
 further owners is not counted."""
 AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
 """Interval after an audit entry in which repetitions of the owner's action are only counted; they are then written as
-one entry. SELDOM has the intervals of actions for which it differs."""
+one entry. SELDOM has other intervals for some actions."""
 KEY_REQUESTS = "requests of keys"
 ASKING = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
 """Last segments of the page routes that use the model."""
@@ -44,8 +44,8 @@ _log = logging.getLogger("notso.web.access")
 class Accounts:
     """Records usage and enforces quotas."""
 
-    # Usage is written every few seconds. Before a request of an owner with a quota starts, the most tokens it can use
-    # are reserved in the store, so that several servers together cannot exceed the quota.
+    # Usage is written every few seconds. Before a request of an owner with a quota starts, its maximum token use is
+    # reserved in the store, so that several servers together cannot exceed the quota.
 
     # counters: count requests per key, for all servers together if Valkey is configured. clock: seconds since 1970.
     def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SIGN_IN_SECONDS = 5.0
 OTHER_WAYS = frozenset({"key", "proxy", "oidc"})
-"""Prefixes of the owners of other sign-in methods. The owners of a plugin have its name as prefix, so it must
-differ."""
+"""Owner prefixes of the other sign-in methods. The owner prefix of a sign-in plugin is its name, which must differ from
+these."""
 _NAME = re.compile(r"[\w.@+-]{1,128}")
 
 

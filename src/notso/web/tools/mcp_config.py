@@ -526,7 +526,7 @@ _COMMENTS = re.compile(
     r"""
     "(?:[^"\\]|\\.)*+(?:"|\\?\Z)        # a string, or the rest of the text after a quote that is never closed
     | //[^\n]*+
-    | /\*.*?(?:\*/|\Z)  # not possessive: with a lookahead in such a group, Python 3.11.2 (Debian 12) skips text
+    | /\*.*?(?:\*/|\Z)  # lazy: with a lookahead in a possessive group, Python 3.11.2 (Debian 12) skips text
     """,
     re.VERBOSE | re.DOTALL,
 )

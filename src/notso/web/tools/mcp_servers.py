@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 
 class McpServer:
-    """Connection to an MCP server, in a separate task, because the library requires one task to open and close it.
+    """Connection to an MCP server, in a separate task, because the library requires the same task to open and close it.
 
     `tools` and `offers` (prompts and resources) stay available after the server has exited; a call restarts it.
     `failure` is the reason why it is not running. `left_out` lists unusable tools.
