@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -109,6 +110,13 @@ def test_what_it_prints_is_told_and_harms_nothing(started: Started, caplog: pyte
     said = caplog.text
     assert "the plugin prints printed: hello from the plugin" in said and "and on stderr" in said and "raw [2J" in said
     assert said.count("printed: ") <= process_module.MAX_PRINTED_LINES
+
+
+def test_every_line_of_a_long_output_counts() -> None:
+    process = SimpleNamespace(name="prints", printed_lines=0)
+    printed = process_module._Printed(cast(PluginProcess, process))
+    assert printed.take(b"line\n" * 3_000 + b"unfinished")
+    assert process.printed_lines == 3_000
 
 
 @pytest.mark.parametrize(

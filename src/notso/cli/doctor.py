@@ -62,8 +62,6 @@ def doctor(
     """
     findings = [_answering(server)] if server else examine(port)
     if as_report:
-        from notso.cli.doctor import report
-
         with terminal.waiting("measuring the demo model"):
             block = report([f"{each.status:4}  {each.subject}: {each.message}" for each in findings])
         print(block)

@@ -326,7 +326,8 @@ class _Printed:
 
     def take(self, text: bytes) -> bool:
         self._bytes += len(text)
-        *lines, self._rest = (self._rest + text)[-4096:].split(b"\n")
+        *lines, rest = (self._rest + text).split(b"\n")
+        self._rest = rest[-4096:]
         for line in lines:
             self._process.printed_lines += 1
             if self._process.printed_lines <= MAX_PRINTED_LINES:

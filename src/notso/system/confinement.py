@@ -254,14 +254,15 @@ _LANDLOCK_ABSTRACT_SOCKETS, _LANDLOCK_SIGNALS, _LANDLOCK_SCOPES_SINCE = 0x1, 0x2
 _MACHINES = {"x86_64": 0, "aarch64": 1}
 _AUDIT_ARCHES = (0xC000003E, 0xC00000B7)  # include/uapi/linux/audit.h
 
-# System call numbers on x86-64 and on AArch64 (None: the architecture has no such call).
+# System call numbers on x86-64 and on AArch64.
 _SYSTEM_CALLS: Mapping[str, tuple[int, int]] = {
     "seccomp": (317, 277),
     "landlock_create_ruleset": (444, 444),
     "landlock_restrict_self": (446, 446),
 }
 
-# Calls needed to compute, allocate memory and exit. None of them opens new descriptors.
+# Calls needed to compute, allocate memory and exit; none of them opens new descriptors. None as a number means that the
+# architecture has no such call.
 _COMPUTING: Mapping[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
     "readv": (19, 65),

@@ -30,7 +30,6 @@ FIRST_SECONDS = 0.5
 """If no replica sends an answer's log within this time, the answer is assumed not to exist."""
 SILENT_SECONDS = 2.0
 """After this time without events, a reader checks that the generating replica is still running."""
-UNREAD_SECONDS = 5.0
 PING_SECONDS = 15.0
 
 
