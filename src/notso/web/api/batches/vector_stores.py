@@ -118,7 +118,7 @@ class SearchFields(Fields):
 
 
 STORE_NOTES: Notes = {
-    "name": works("the store's name, and that of its project on the page; a number is appended if the name is taken"),
+    "name": works("the name of the store, and of its project on the page; a number is appended if the name is taken"),
     "description": hint("not stored", "an empty string"),
     "file_ids": works(f"up to {MAX_FILES_AT_ONCE} files, uploaded with purpose `assistants` or `user_data`"),
     "chunking_strategy": hint("passages have about 220 tokens and do not cross pages", "`auto`"),

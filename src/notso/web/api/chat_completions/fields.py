@@ -287,8 +287,8 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "logprobs": works("raw log probabilities of the generated tokens, before temperature and filters"),
     "top_logprobs": works("the 0 to 20 most likely tokens at each position; requires `logprobs`"),
     "response_format": works(
-        "`text`, `json_object` (with `schema`, as in llama.cpp) or `json_schema` (the schema also as `schema`); TGI's "
-        "`json` and `regex` with `value`; enforced after the reasoning, regardless of `strict`: see "
+        "`text`, `json_object` (with `schema`, as in llama.cpp) or `json_schema` (with `json_schema` or `schema`); "
+        "TGI's `json` and `regex` with `value`; enforced after the reasoning, regardless of `strict`: see "
         "structured-output.md"
     ),
     "tools": works("up to 128 functions with schemas of up to 32 levels"),
@@ -345,17 +345,17 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "image_url": refused("the model reads text only"),
     "input_audio": refused("the model reads text only"),
     "file": works(
-        "`file_data`, base64 or a data URL, with `filename`, or `file_id`: a PDF, office document, table, e-mail or "
-        "text, whose text is inserted in its place",
+        "a PDF, office document, table, e-mail or text, given as `file_id`, or as `file_data` (base64 or a data URL) "
+        "with `filename`; replaced by the text of the file",
         "send file_data with a filename, or file_id",
     ),
-    "name": hint("of a message: the model's template has no names; mention the name in the text"),
-    "refusal": works("of an assistant message: used as the content if that is missing"),
-    "reasoning_details": hint("of an assistant message: earlier reasoning is left out of the prompt"),
-    "annotations": hint("of an assistant message: its text contains what they refer to", "an empty list"),
-    "provider_specific_fields": hint("of an assistant message: only the server that added these fields uses them"),
+    "name": hint("in messages: the model's template has no names; mention the name in the text"),
+    "refusal": works("in assistant messages: used as the content if `content` is missing"),
+    "reasoning_details": hint("in assistant messages: earlier reasoning is left out of the prompt"),
+    "annotations": hint("in assistant messages: annotations only mark parts of the text", "an empty list"),
+    "provider_specific_fields": hint("in assistant messages: only the server that added these fields uses them"),
     "strict": works(
-        "of a tool: true enforces the schema of its arguments; a required call enforces the schemas of all tools"
+        "true: enforce the schema of the tool's arguments; if a call is required, the schemas of all tools are enforced"
     ),
 }
 """Notes on nested fields."""
@@ -520,7 +520,7 @@ def _tool_choice(fields: ChatFields) -> ToolChoice:
             checked_choice("tool_choice", tool.function.name, names)
         choice = choice.allowed_tools.mode
     if choice is None or choice in ("none", "auto"):
-        return "auto"  # valid without tools, which `checked_choice` would reject
+        return "auto"  # also valid without tools; `checked_choice` requires tools
     return checked_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
 
 

@@ -85,8 +85,8 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
         "is continued"
     ),
     "max_tokens": works(
-        "maximum tokens; default 16, as in the API; 0 processes the prompt and generates nothing; -1 or too large: "
-        "as many as fit"
+        "maximum tokens; default 16, as in OpenAI's API; 0 processes the prompt and generates nothing; -1 or too "
+        "large: as many as fit"
     ),
     "echo": works(
         "true: return the prompt before the answer, with the log probabilities of its tokens if `logprobs` is set"

@@ -82,9 +82,9 @@ class _Stream:
     # State of one connection, replaced when the session reconnects.
 
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    sent: dict[int, int] = field(default_factory=dict)  # answer number -> events sent or received before
-    about: Any = None  # as last sent, like `stats`
-    stats: Any = None
+    sent: dict[int, int] = field(default_factory=dict)  # answer number -> number of events already sent
+    about: Any = None  # latest value sent
+    stats: Any = None  # latest value sent
 
 
 class Session:
@@ -382,7 +382,7 @@ async def call(request: Request, ends: Ends) -> Response:
         running = ends.services.shared.requests.open("", counts=False)
         try:
             engine = await ends.load(running)
-            if name == "clear_cache" and "owner" in arguments:  # in all models: any may have cached the conversation
+            if name == "clear_cache" and "owner" in arguments:  # any model may have cached the conversation
                 await ends.services.shared.engine.clear_cache(**arguments)
                 return _told(None)
             if name == "forget_reading":

@@ -121,7 +121,8 @@ def edited(
 
     `count` returns the prompt tokens of messages; its errors propagate. The messages' `keep_reasoning` must be set.
     """
-    # `keep_reasoning` already leaves out old reasoning, so `clear_thinking` only needs to be reported.
+    # The caller has applied `clear_thinking` by setting `keep_reasoning`. Only the number of tokens that it saves is
+    # computed here.
     applied: list[Mapping[str, Any]] = []
     turns = sum(map(_is_thoughtless, messages[:-1]))
     if management.edit(ClearThinking) is not None and turns:
@@ -148,8 +149,8 @@ def _is_thoughtless(message: Message) -> bool:
 
 
 def _old_uses(messages: Sequence[Message], clearing: ClearToolUses) -> set[str]:
-    # Returns the ids of the calls whose results can be cleared: none at or below a trigger that counts tool uses. The
-    # caller checks a trigger that counts tokens.
+    # Returns the ids of the calls whose results can be cleared. There are none if the trigger is a number of tool uses
+    # that is not exceeded. If the trigger is a number of tokens, the caller checks it.
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     results = [message.tool_call_id or "" for message in messages if message.role == "tool"]
     if isinstance(clearing.trigger, ToolUses) and len(results) <= clearing.trigger.value:
@@ -179,7 +180,7 @@ MAX_BLOCKS = 4_096  # per document
 
 
 class CacheControl(Fields):
-    """Cache breakpoint. All prefixes are cached anyway; a `ttl` of an hour pins this one on disk."""
+    """Cache breakpoint. A `ttl` of an hour pins the prompt before it on disk."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -454,8 +455,8 @@ COUNT_NOTES: Notes = {
     "model": works("a name listed by `GET /v1/models`; optional"),
     "system": works("text, or blocks of text"),
     "thinking": works(
-        "`enabled` with `budget_tokens`, below `max_tokens`; `adaptive`; `disabled`. Without it, thinking is "
-        "disabled. `display` `omitted` leaves the block empty, `summarized` returns the unchanged reasoning",
+        "`enabled` with `budget_tokens`, below `max_tokens`; `adaptive`; `disabled` (default). "
+        "`display` `omitted` leaves the block empty, `summarized` returns the unchanged reasoning",
         "use enabled, adaptive or disabled",
     ),
     "tools": works("up to 128 functions with schemas of up to 32 levels"),
@@ -464,7 +465,7 @@ COUNT_NOTES: Notes = {
         "`format`: the JSON schema of the answer after the reasoning; `effort`: limits adaptive thinking, see below"
     ),
     "cache_control": works(
-        "prompts are always cached; on a text or document, a `ttl` of `1h` pins the prompt up to its end on disk"
+        "prompts are always cached; a `ttl` of `1h` in a text or document pins the prompt up to that block on disk"
     ),
     "speed": hint("there is only one speed", "`standard`", "remove it"),
     "user_profile_id": hint("describes the caller"),
@@ -481,7 +482,7 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
         "`model_context_window_exceeded`"
     ),
     **sampling_notes("anthropic"),
-    "stream": works("the API's own events"),
+    "stream": works("true: stream this API's events"),
     "metadata": hint("describes the caller"),
     "diagnostics": hint("usage and cached tokens are always reported"),
     "service_tier": inert("auto or standard_only: there is only one tier", "there is only one tier; remove this field"),
@@ -493,20 +494,20 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
 WITHIN_MESSAGE: Notes = {
     "image": refused("the model reads text only"),
     "url": refused("URLs are not fetched; send the document as base64 or as text"),
-    "media_type": works("of a document: application/pdf or text/plain", "send a PDF or plain text"),
-    "thinking": works("kept in the prompt until its tool calls are answered; left out after the next user message"),
+    "media_type": works("in documents: application/pdf or text/plain", "send a PDF or plain text"),
+    "thinking": works("stays in the prompt until the next user message without tool results"),
     "redacted_thinking": works("left out of the prompt, because it is encrypted"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
-    "caller": hint("of a tool_use: the model made the call", "`direct`"),
+    "caller": hint("only the model calls tools", "`direct`"),
     "strict": works(
-        "of a tool: true enforces the schema of its arguments; a required call enforces the schemas of all tools"
+        "true: enforce the schema of the tool's arguments; if a call is required, the schemas of all tools are enforced"
     ),
-    "type": inert("of a tool: `custom`", "only tools of your own (type custom) can be called"),
+    "type": inert("in tools: `custom`", "only tools of your own (type custom) can be called"),
     "citations": works(
-        "of a document or search result: `enabled`; the answer quotes it verbatim, and every citation is verified"
+        "in documents and search results: with `enabled`, the answer quotes them verbatim; every citation is verified"
     ),
     "input_examples": refused("put examples in the description"),
-    "defer_loading": works("true: left out of the prompt until a `tool_reference` in a tool result names it"),
+    "defer_loading": works("true: the prompt omits the tool until a `tool_reference` in a tool result names it"),
     "allowed_callers": inert("`direct`", "only the model calls tools"),
     "clear_tool_uses_20250919": works(f"the results of all but the newest calls become `{CLEARED}`"),
     "clear_thinking_20251015": works("`keep`: the number of responses whose reasoning stays in the prompt, or `all`"),

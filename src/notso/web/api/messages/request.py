@@ -65,7 +65,7 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 PINNED_TTL = "1h"
-"""Cache breakpoints with this `ttl` pin the prompt up to them on disk."""
+"""A cache breakpoint with this `ttl` pins the prompt before it on disk."""
 BETWEEN_BLOCKS = "\n"
 PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
@@ -193,7 +193,7 @@ NAMES = {
 
 
 FOUND_TOOL = "The tool {name} was found."
-"""Replaces a tool reference in the prompt; the tool itself is listed with the others."""
+"""Replaces a tool reference in the prompt; the tool itself is added to the prompt's tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +298,7 @@ def _budget(fields: CountFields) -> int | None:
 
 
 def _offered(fields: CountFields) -> list[AnthropicTool]:
-    # Returns the tools of the prompt. Deferred tools are included, after the others, once a tool search has found them.
+    # Returns the tools of the prompt, ending with the deferred tools that a tool search has found.
     for index, tool in enumerate(fields.tools or ()):
         check_depth(f"tools.{index}.input_schema", tool.input_schema)
     deferred = {tool.name: tool for tool in fields.tools or () if tool.defer_loading}
@@ -329,7 +329,7 @@ def _tools(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> tu
 
 def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
     if isinstance(choice, AutoChoice | NoChoice | None):
-        return "auto"  # valid without tools, which `checked_choice` would reject
+        return "auto"  # also valid without tools; `checked_choice` requires tools
     name = choice.name if isinstance(choice, ToolChoiceByName) else None
     return checked_choice("tool_choice", name, [tool.name for tool in offered])
 

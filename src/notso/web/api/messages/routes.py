@@ -97,7 +97,7 @@ class MessageSerializer:
         self._model = model
         self._blocks: list[dict[str, Any]] = []
         self._is_started = self._is_open = False
-        self._called = 0  # argument characters of the open call so far
+        self._called = 0  # number of argument characters written for the open call
         self._usage: Usage | None = None
         self._reason: str | None = None
         self._stop: str | None = None

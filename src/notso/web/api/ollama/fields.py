@@ -260,8 +260,8 @@ ANSWER_NOTES: Notes = {
     "top_logprobs": works("the 0 to 20 most likely tokens at each position; requires `logprobs`"),
     "keep_alive": works(
         "how long the model stays loaded after this response, in seconds or as `5m`, `1h30m` (ignored unless the "
-        "caller is an operator); 0: unload when idle, even without messages or a prompt; negative: never unload; "
-        "default: the server's `--keep-alive`",
+        "caller is an operator); 0: unload when idle (without messages or a prompt: only unload); negative: never "
+        "unload; default: the server's `--keep-alive`",
     ),
     "truncate": hint("prompts that do not fit are refused"),
     "shift": hint("a response ends where the context ends"),
@@ -307,11 +307,11 @@ SHOW_NOTES: Notes = {
 }
 
 WITHIN_ANSWER: Notes = OPTION_NOTES
-"""Notes on nested fields of both endpoints."""
+"""Notes on nested fields."""
 
 WITHIN_CHAT: Notes = OPTION_NOTES | {
-    "thinking": works("of a message: accepted and left out of the prompt"),
-    "tool_name": inert("of a tool message: redundant with its call"),
+    "thinking": works("in messages: accepted and left out of the prompt"),
+    "tool_name": inert("in tool messages: no effect, because the call contains the name"),
     "images": refused("the model reads text only"),
 }
 

@@ -1,6 +1,6 @@
 """Strict JSON parsing and validation of untrusted bodies, with the field types and checks that all APIs share.
 
-A hint is a field that is accepted, but ignored. A note documents one field for clients.
+A hint is a field that is ignored, except for certain values. A note documents one field for clients.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ Label = Annotated[str, Field(max_length=256)]  # like Name, but may be empty, be
 class Fields(StrictFields):
     """Base class of request bodies and their nested objects.
 
-    Unknown fields are dropped; `hints_of` reports them. Fields that the notes (the validation context) mark as
-    unsupported are rejected, unless their value is null, false, '' or [].
+    Unknown fields are dropped; `hints_of` reports them. Fields that the notes (passed as validation context)
+    mark as unsupported are rejected, unless their value is null, false, '' or [].
     """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
@@ -172,8 +172,8 @@ class Note:
     state: Literal["works", "inert", "hint", "refused", "later"]
     text: str
     instead: str = ""  # advice in errors; if empty, `text` is the advice for refused fields
-    ignored: str = ""  # why a hint is ignored; its `text` describes the values that are not ignored
-    done: tuple[Any, ...] = ()  # the values of a hint that are not ignored
+    ignored: str = ""  # why a hint is ignored; `text` then describes the values in `done`
+    done: tuple[Any, ...] = ()  # values of a hint that the server fulfills anyway
 
     @property
     def advice(self) -> str:
@@ -196,7 +196,7 @@ refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
 def hint(text: str, but: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
-    """Describe an ignored field; `text` is the reason. Values in `done`, described by `but`, are not ignored."""
+    """Describe an ignored field; `text` is the reason. `but` describes the values in `done`."""
     return Note("hint", but, instead, text, done)
 
 

@@ -189,7 +189,7 @@ MAX_PROCESSORS = 8
 MAX_WORK = 4_000_000
 """Limit of n x max_tokens x log probabilities per token. It bounds the size of the response to a small request."""
 ANY_LENGTH = -1
-"""Value of `max_tokens` for as many tokens as fit the context, as in llama.cpp and LM Studio."""
+"""Value of `max_tokens` that allows as many tokens as fit the context, as in llama.cpp and LM Studio."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
@@ -336,7 +336,7 @@ _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 class StructuredOutputs(Fields):
-    """vLLM's structured outputs. At most one may be given."""
+    """vLLM's structured outputs. At most one field may be set."""
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: Text | None = None

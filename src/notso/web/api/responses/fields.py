@@ -79,7 +79,7 @@ class ReasoningText(Fields):
 
 
 class ReasoningItem(Fields):
-    """Reasoning of an earlier answer. It stays in the prompt until its calls are answered."""
+    """Earlier reasoning. If tool calls follow, it stays in the prompt until the next user message."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -309,10 +309,10 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
         "hint",
         f"`{LOGPROBS}`, `{SEARCH_RESULTS}`",
         f"{LOGPROBS}, {SEARCH_RESULTS} and reasoning.encrypted_content can be included",
-        "`reasoning.encrypted_content`: reasoning is not encrypted; results of unavailable tools",
+        "reasoning is not encrypted, and the other values concern unavailable tools",
     ),
-    "store": works("default true: stored until deleted (the newest 1,000); false: not stored"),
-    "stream": works("the API's own events"),
+    "store": works("default true: stored until deleted or followed by 1,000 newer responses; false: not stored"),
+    "stream": works("true: stream this API's events"),
     "stream_options": inert("no effect"),
     "metadata": works("returned with the response"),
     "background": works(
@@ -339,26 +339,29 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
 WITHIN_RESPONSE: Notes = {
     "input_image": refused("the model reads text only"),
     "input_file": works(
-        "`file_data`, base64 or a data URL, with `filename`, or `file_id`: a PDF, office document, table, e-mail or "
-        "text, whose text is inserted in its place",
+        "a PDF, office document, table, e-mail or text, given as `file_id`, or as `file_data` (base64 or a data URL) "
+        "with `filename`; replaced by the text of the file",
         "send file_data with a filename, or file_id: URLs are not fetched",
     ),
     "item_reference": works("the stored input or output item with that `id`"),
     "effort": works(f"`none` disables thinking; {EFFORTS}", EFFORT_ADVICE),
     "summary": hint("reasoning is returned in full, as content of reasoning items", "an empty list", "use auto"),
     "generate_summary": hint("reasoning is returned in full, as content of reasoning items", instead="use auto"),
-    "context": inert("`auto`, `current_turn`: reasoning stays in the prompt until its calls are answered", "use auto"),
+    "context": inert(
+        "`auto`, `current_turn`: reasoning before tool calls stays in the prompt until the next user message",
+        "use auto",
+    ),
     "mode": inert("`standard`", "remove this field"),
     "encrypted_content": hint("reasoning is returned unencrypted, in `content`"),
-    "annotations": hint("of an earlier text, which contains what they refer to", "an empty list"),
+    "annotations": hint("annotations only mark parts of the text", "an empty list"),
     "verbosity": hint("ask for a shorter or longer answer in the instructions", "`medium`", "use low, medium or high"),
     "strict": works(
-        "of a tool: true enforces the schema of its arguments; a required call enforces the schemas of all tools"
+        "true: enforce the schema of the tool's arguments; if a call is required, the schemas of all tools are enforced"
     ),
     "type": Note(
         "hint",
-        "of a tool: `function`, `namespace` with functions, or `file_search`, which runs for each question",
-        "only functions can be called, and files searched",
+        "in tools: `function`, `namespace` with functions, or `file_search`, which runs for each question",
+        "only functions and file_search are available",
         "`web_search`: not available, and left out",
     ),
     "vector_store_ids": works(f"1 to {MAX_VECTOR_STORES} ids from `GET /v1/vector_stores`"),

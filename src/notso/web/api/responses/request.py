@@ -67,7 +67,7 @@ Reference = tuple[int, str]
 
 MAX_REFERENCED_RESPONSES = 256
 MAX_REFERENCED_CHARACTERS = 1 << 22
-"""Maximum size of all referenced items together. Larger ones would not fit any context."""
+"""Maximum size of all referenced items together. More text would not fit any context."""
 
 _MARKS = {
     "message": "msg",
@@ -112,7 +112,7 @@ async def referenced_items(
             responses[response_id] = _by_id(await stored(response_id))
         item = responses.get(response_id, {}).get(id)
         if item is None:
-            raise ApiError(404, "not_found", "no item with that id is stored (store: false stores none)", param=param)
+            raise ApiError(404, "not_found", "no item with that id is stored (store: false prevents it)", param=param)
         size += len(as_json(item))
         if size > MAX_REFERENCED_CHARACTERS:
             raise invalid(param, f"the items referenced by input exceed {MAX_REFERENCED_CHARACTERS:,} characters")
@@ -355,7 +355,7 @@ def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
     choice = fields.tool_choice
     is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
     if choice is None or choice in ("none", "auto") or is_met:
-        return "auto"  # valid without tools, which `checked_choice` would reject
+        return "auto"  # also valid without tools; `checked_choice` requires tools
     name = choice.name if isinstance(choice, FunctionChoice) else None
     return checked_choice("tool_choice", name, [*functions])
 

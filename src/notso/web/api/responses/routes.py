@@ -42,7 +42,7 @@ from notso.web.store.protocol import StoredResponse
 stored_router = APIRouter()
 
 HINTS = ("include", "include[]", "include_obfuscation")
-"""Ignored query parameters. A stored response contains what its own request included."""
+"""Ignored query parameters. The `include` field of the original request applies."""
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 

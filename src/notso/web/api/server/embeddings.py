@@ -44,7 +44,7 @@ Inputs = (
     | Ids
     | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 )
-ONLY_LENGTH = "embeddings have length 1"
+ONLY_LENGTH = "embeddings have Euclidean length 1"
 
 
 class EmbeddingFields(Fields):

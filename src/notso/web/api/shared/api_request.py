@@ -40,7 +40,7 @@ class ApiRequest:
     keep_stream: bool = False  # continue the stream after a restart; has an effect only with X-Conversation-Id
     keep_alive_s: float | None = None  # seconds that the model stays loaded afterwards; negative: unlimited
     names: Mapping[str, str] = field(default_factory=dict)  # field name in errors -> this API's name for it
-    ignored: tuple[str, ...] = ()  # other ignored names, such as lines removed from the prompt
+    ignored: tuple[str, ...] = ()  # ignored names not in `hints`, such as lines removed from the prompt
     hints: tuple[GivenHint, ...] = ()  # fields that are accepted, but ignored
 
     def in_named_conversation(self) -> Self:
@@ -78,7 +78,7 @@ def ignored_headers(asked: ApiRequest, dropped: Iterable[str] = ()) -> dict[str,
     Raises InvalidRequestError for an invalid schema.
     """
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
-    # QUOTE_OF is enforced, not ignored, if the request has sources to quote.
+    # The schema keyword QUOTE_OF is enforced, not ignored, if the request has sources to quote.
     keywords = (name for name in keywords if name != QUOTE_OF or not asked.options.sources)
     return header_naming((*dropped, *asked.ignored, *(hint.name for hint in asked.hints), *keywords))
 

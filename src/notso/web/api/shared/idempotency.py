@@ -47,7 +47,7 @@ class _Recording:
 
     digest: bytes  # of the request
     log: AnswerLog
-    replayed: bool = False  # produced by an earlier request, not by this recording
+    replayed: bool = False  # the response was generated for an earlier request
     task: asyncio.Task[None] | None = None
     size: int = 0
     started: Message = field(default_factory=dict)

@@ -193,7 +193,7 @@ def _gone() -> ApiError:
 
 
 RESUMABLE_SECONDS = 300.0
-"""Time after its end during which an answer can still be read."""
+"""Time for which an answer can still be read after its end."""
 MAX_RESUMABLE = 256
 
 
@@ -245,7 +245,7 @@ class ResumableStream:
         self.record = record
         self.serializer = serializer  # template: each reader uses a copy made by `again`
         self.followed = serializer.again()  # receives every event as it is generated
-        self.log = log  # published to other replicas; None: there are none
+        self.log = log  # published to other replicas; None if there are none
         self.following = asyncio.create_task(self._follow())
 
     @property
@@ -263,7 +263,7 @@ class ResumableStream:
                     self._tell(await sse_events_of(serializer, *item))
             await serializer.finalize()
             self._tell(await closing_events_of(serializer) if self.log is not None else ())
-        except (ApiError, NotsoError) as error:  # local readers get the error from `running`, others from the log
+        except (ApiError, NotsoError) as error:  # local readers get the error from `running`, remote ones from the log
             self._tell((await failure_event_of(serializer, api_error_of(error)),))
         finally:
             self.running.close()
