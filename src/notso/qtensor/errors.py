@@ -94,7 +94,7 @@ class KernelChoiceError(QTensorError):
 
 
 class DeviceError(QTensorError):
-    """Unusable GPU: driver missing or old, no such device, no machine code."""
+    """Unusable GPU: missing or old driver, no such device, or no machine code for it."""
 
 
 class DeviceMemoryError(DeviceError):
@@ -102,7 +102,7 @@ class DeviceMemoryError(DeviceError):
 
 
 class DeviceLostError(DeviceError):
-    """The GPU failed during computation; its contents are lost."""
+    """The GPU failed during computation; its memory is lost."""
 
 
 class OperandError(QTensorError, ValueError):

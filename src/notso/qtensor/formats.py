@@ -35,7 +35,7 @@ class KVBits:
 
     @property
     def is_low_bit(self) -> bool:
-        """Whether each sequence's first and last tiles are also stored in a k8v8 pool."""
+        """Whether keys or values have fewer than 8 bits."""
         return min(self.key, self.value) < 8
 
     def pair_bytes(self, head_dim: int) -> int:

@@ -40,8 +40,8 @@ FLOAT_LIMITS = {
     "rope.scaling.yarn_beta_slow": (1e-3, 1e6),
 }
 
-# YaRN extends the context beyond the trained length. In files with and without YaRN, the `rope.scaling.*` keys below
-# are accepted if they have these values, which do not affect the result.
+# Values of `rope.scaling.*` keys that do not affect the result. They are accepted in files with and without YaRN, which
+# extends the context beyond the trained length.
 NEUTRAL_SCALING = {
     **{"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True},
     **{"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_log_multiplier": 0.0},
@@ -90,7 +90,7 @@ class SmolLM3Config:
     # YaRN's factor and the original context in tokens; None if the file does not specify YaRN. If it does, YaRN applies
     # to every context length.
     yarn_of_file: tuple[float, int] | None = None
-    # Not in repr(): kv/model_identity.py hashes repr() and the RoPE frequencies, and these already depend on the ramp.
+    # Not in repr(): kv/model_identity.py hashes repr() and the RoPE frequencies, which already depend on the ramp.
     yarn_ramp: YarnRamp = field(default=YarnRamp(), repr=False)
 
     @classmethod

@@ -6,11 +6,11 @@ NotsoError
     │   └── AdapterFileError     the file is not a supported LoRA adapter
     ├── TemplateError            the chat template failed or refused the messages
     ├── InvalidRequestError      a parameter or message is out of range; `param` names it
-    │   ├── ContextLengthError   prompt and first token exceed the context
+    │   ├── ContextLengthError   the prompt leaves no room for an answer
     │   └── UnknownOptionError   no setting has this name; also a TypeError
     ├── OutOfMemoryError         the plan exceeds the available memory
     ├── EngineError              the engine failed on this answer
-    │   └── EngineLostError      the engine was lost; another one can continue the answer
+    │   └── EngineLostError      the engine was lost; another engine can continue the answer
     └── DownloadError            a download failed or does not match its published hash
         └── NoSpaceError         the disk is full, or too small for the download
 """

@@ -1,4 +1,4 @@
-"""Protocol of a device backend. The CPU (cpu/) is the reference; tests add one in numpy.
+"""Protocol of a device backend. The CPU (cpu/) is the reference; tests add a backend in numpy.
 
 Arrays belong to their backend and are opaque except for the interface of `Array`; only `upload`, `write` and
 `download` exchange numpy arrays. Operations are bit-identical across backends: native/kernel_table.h defines their
@@ -19,7 +19,7 @@ from notso.qtensor.tensor import QTensor
 from notso.system.memory import MemoryLimit
 
 # Row-major values in backend memory, with a `shape`. `array[i]`, `array[a:b]` and `reshape` return views of the same
-# memory. (With a precise type, every class that holds an array would have to be generic.)
+# memory. The type is Any, because a precise type would make every class that holds an array generic.
 Array: TypeAlias = Any
 
 # A weight in the layout of the backend's operations, with a `name`.

@@ -427,7 +427,7 @@ def quantize(
 ) -> Bytes:
     """Quantize (..., cols) float32 to (..., row_bytes) uint8, minimizing errors weighted by `importance` (cols,).
 
-    Raises OperandError for a format that is only read, incomplete blocks, NaN, infinity, or values out of the format's
+    Raises OperandError for a read-only format, incomplete blocks, NaN, infinity, or values out of the format's
     range.
     """
     # Simple formats round to nearest; only super-blocks search for scales, and use `importance`.

@@ -81,7 +81,8 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     #   Q6_K         f = float(sum q sc x) * d;  acc = fma(f, dx, acc)
     #   Q8_0, Q4_0   f = 0; for each 32 of the 256: f = fma(float(sum q x), d * dx, f);  acc = acc + f
     #   Q4_1         the same, with f = fma(float(sum x) * dx, m, f) after each 32
-    #   others       Q2_K as Q4_K; Q5_1 as Q4_1; else as Q6_K (256 values per block) or Q8_0 (32): `unpacked_blocks.py`
+    #   others       Q2_K like Q4_K, Q5_1 like Q4_1, the rest like Q6_K (blocks of 256 values) or Q8_0 (blocks of 32);
+    #                `unpacked_blocks.py` unpacks them
     _check_matmul(x, weight)
     _need(not weight.format.is_float, f"{weight.format.name} has no integer blocks")
     x = np.ascontiguousarray(x)

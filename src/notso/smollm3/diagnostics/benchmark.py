@@ -126,13 +126,12 @@ class EngineMeter:
         # Only the steps of the last sequence to start are timed, while all the others run.
         prompts = [self.random_ids(SHORT_TOKENS) for _ in range(sequences)]
         params = self.params(tokens + LATE_TOKENS)
-        # All are submitted between two steps. If they were submitted one by one, the first might finish before the last
-        # starts.
+        # All prompts are submitted between two steps. Otherwise, the first sequence might end before the last starts.
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
-        # Wait for one more token than is timed. The sequences are notified in turn after each step, so those notified
-        # first would otherwise seem to end before the last timed step.
+        # Wait for one more token than is timed: after each step, sequences are notified one after another, so the first
+        # would otherwise seem to end before the last timed step.
         while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
@@ -322,7 +321,7 @@ class BenchmarkPlan:
     probe_bytes: int = PROBE_BYTES
     seed: int = 1
     weights: Placement = "auto"
-    compare: str | None = None  # a peer of notso.smollm3.diagnostics.peers
+    compare: str | None = None  # name of another engine to compare with (see `peers`)
 
     @property
     def tasks(self) -> list[Task]:
@@ -364,10 +363,11 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     """
     # Each rate has `tok_s` (median), `tok_s_min` and `tok_s_max`. Other keys:
     #   roofline         decode rate as a share of the limit set by the highest read bandwidth of the run
-    #   roofline_beside  the same with the output head's bandwidth right before and after decoding; not for small heads
+    #   roofline_beside  the same with the bandwidth measured on the output head right before and after decoding; absent
+    #                    if the head is small
     #   byte_tops        peak of the kernels' byte products, in 10^12 operations per second
     #   first_load_s     time of the first load; `load_s`: of a second load, when the file is in the page cache
-    #   fingerprint      the same on any machine for this file and cache format
+    #   fingerprint      hash of the model's output, equal on any machine for this file and cache format
     report = progress or (lambda _what, _done, _total: None)
     stolen = StolenTime()
     first_load_s = _load_seconds(path, plan)

@@ -124,8 +124,8 @@ class Engine:
         self._context_tokens = plan.context_tokens
         self._closed = False
         self._digest = ModelDigest(file)
-        # The order matters: each component uses those created before it. No component refers to the engine, because the
-        # finalizer refers to the components and the engine would then never be freed. Device memory is allocated before
+        # The order matters: components use earlier components. None of them refers to the engine, which would otherwise
+        # never be freed, because the finalizer refers to the components. Device memory is allocated before
         # threads and folders are created, so that a failed allocation leaves nothing to clean up.
         signal, latency = WorkSignal(), StepLatency()
         self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
@@ -270,7 +270,7 @@ class Engine:
             self._offload.evict(conversation)
 
     def reading(self, name: str, *, scope: str | None = None, owner: str = "") -> StoredReading:
-        """Return the size on disk of the pinned reading `name` of a scope or owner (see FixedPrefix)."""
+        """Return the size on disk of a scope's or owner's reading (pinned prompt prefix) `name`."""
         self._require_open()
         if self._offload is None:
             return StoredReading(0, 0)
@@ -370,8 +370,8 @@ class Engine:
         """Return the receipt of an earlier answer (see docs/api.md). `params` must have the answer's seed, and
         `options.replay` its tokens.
 
-        sealed: include hashes instead of token ids. The first receipt takes as long as reading the model file. Raises
-        the same errors as `submit`.
+        sealed: include hashes instead of token ids. The first receipt reads the whole model file. Raises the same
+        errors as `submit`.
         """
         asked = options or RequestOptions()
         if asked.replay is None or (params or SamplingParams()).seed is None:
@@ -434,8 +434,7 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """Return the whole answer to a conversation: a string (one user message), messages, or mappings in OpenAI's
-        form.
+        """Return the whole answer to `messages`: a string (one user message), messages, or mappings in OpenAI's form.
 
         Keyword arguments are fields of SamplingParams and RequestOptions, and take precedence over `params` and
         `options`. Raises EngineError for a failed answer, InvalidRequestError, ContextLengthError, TemplateError, and
@@ -626,7 +625,7 @@ def _turns(messages: ChatInput) -> Sequence[Message]:
 
 
 def _not_empty(events: Generator[Event, None, None]) -> Iterator[Event]:
-    # A model trained for conversations often ends a text without a chat template immediately. Without an error, this
+    # Without a chat template, a model trained for conversations often ends a text immediately. Without an error, this
     # would look like an empty answer.
     tokens = 0
     with closing(events):

@@ -180,7 +180,7 @@ class EngineCore:
     def speculative_prefill(
         self, salt: CacheSalt, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
-        """See `PrefixWarmup.draft`."""
+        """Schedule the prefill of a draft (unsent prompt)."""
         self.post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
@@ -211,7 +211,7 @@ class EngineCore:
         cache = self.scheduler.pool
         return EngineStats(
             **asdict(self._totals),
-            running=len(self.scheduler.running) if self._requests else 0,  # else: a prefix warm-up
+            running=len(self.scheduler.running) if self._requests else 0,  # 0: only a prefix warm-up may run
             waiting=len(self.scheduler.waiting) if self._requests else 0,
             kv_blocks=cache.blocks,
             kv_blocks_used=cache.blocks - cache.available,
@@ -276,7 +276,7 @@ class EngineCore:
         self._closing = True
         with self._inbox_lock:
             self._ended = True
-        self._when_lost(error)  # before requests fail, so that callers that retry wait for the next engine
+        self._when_lost(error)  # called before requests fail, so that their retries wait for the next engine
         self._fail_all(EngineLostError(GPU_FAILED))
         if self._offload is not None:
             self._offload.abandon()
@@ -549,7 +549,7 @@ class BackgroundWork:
 
 
 class ContextLogits:
-    """Computes one context at a time without cached blocks. `batch_index`: an unused row of the block table."""
+    """Computes logits of one context at a time, uncached. `batch_index`: an unused row of the block table."""
 
     def __init__(self, core: EngineCore, batch_index: int, vocab_size: int) -> None:
         self._core = core

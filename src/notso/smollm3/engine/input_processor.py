@@ -37,7 +37,7 @@ from notso.smollm3.values.sampling_params import SamplingParams
 # Number of recent tokens that the drafter searches. Its index of more tokens would take memory that long contexts need.
 DRAFT_HISTORY_TOKENS = 32_768
 
-# Maximum log probabilities per prompt. Each takes some hundred bytes.
+# Maximum log probabilities per prompt. Each takes a few hundred bytes.
 MAX_PROMPT_ENTRIES = 262_144
 
 

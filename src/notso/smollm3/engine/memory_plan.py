@@ -30,8 +30,8 @@ DEFAULT_SEQUENCES = 16
 # sixteen short chats.
 SHARED_TOKENS = 32_768
 
-# With a KV format below 8 bits, windows (additional k8v8 blocks, see block_pool) per sequence: for its first, current
-# and next block.
+# Windows (additional k8v8 blocks, see block_pool) per sequence if the KV format has less than 8 bits: for the first,
+# current and next block.
 WINDOW_BLOCKS = 3
 
 # Additional windows, for the blocks to which a step writes prompt tokens.
@@ -40,14 +40,14 @@ STEP_WINDOW_BLOCKS = 1 + MAX_ROWS // BLOCK_TOKENS
 # Memory of the interpreter, the tokenizer, the web server and its streams.
 PROCESS_BYTES = 256 * MIB
 
-# Caches of at least this size use large pages and are touched before they are used. The demo model's cache is smaller;
-# on large pages, it would take 20 MB more than needed.
+# Caches of at least this size use large pages, and are touched before use so that the system allocates them. The demo
+# model's cache is smaller; on large pages, it would take 20 MB more than needed.
 LARGE_CACHE_BYTES = 64 * MIB
 
 CONTEXT_STEP_TOKENS = 1024  # automatically chosen contexts are multiples of this
 CONTEXT_FLOOR_TOKENS = 2048  # smallest automatically chosen context
 K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits, or f16 with `fine_weights`
-_QUANTIZED_ROW = 292 / 256  # bytes per value of a row of activations quantized for the integer kernels
+_QUANTIZED_ROW = 292 / 256  # bytes per activation, once quantized for the integer kernels
 _LADDER: tuple[KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
 _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
 
@@ -127,13 +127,13 @@ def plan_engine(
     context_tokens: capped at the model's maximum. None: up to 8,192, in steps of 1,024, at least 2,048 (or the trained
         context if smaller).
     document_tokens: if context_tokens is None, the desired context of prompts with a fixed prefix. Reduced, in steps of
-        1,024, to the trained context and to half of the remaining memory. Does not affect other choices.
+        1,024, until half of the remaining memory suffices; at most the trained context. Does not affect other choices.
     kv: "auto": k8v8 up to 32,768 tokens, k8v4 beyond, k4v4 and k4v3 only if memory requires it. With `fine_weights`
         (floats or 8 bits): f16 up to 32,768 tokens, k8v8 beyond.
     kept: KV format chosen earlier, which takes precedence.
     max_num_seqs: None: up to 16.
     mapped_bytes: size of the mapped weights.
-    beside_bytes: planned size of other engines. If given, the default settings are not reduced to fit.
+    beside_bytes: planned size of other engines. If given, default settings are not reduced, even if they do not fit.
 
     Raises InvalidRequestError for values out of range, and OutOfMemoryError, which names the memory needed and
     available, and the largest context that fits.
@@ -281,7 +281,7 @@ def auto_formats(context: int, fine_weights: bool, kept: KVFormat | None) -> tup
 
 
 def plan_file(file: GGUFFile, config: SmolLM3Config, asked: EngineConfig, need: int, limit: MemoryLimit) -> EnginePlan:
-    """Plan for a file, reusing its stored KV format. Raises the same errors as `plan_engine`."""
+    """Plan the engine of a model file, reusing its stored KV format. Raises the same errors as `plan_engine`."""
     folder = Path(asked.cache_dir) if asked.cache_dir is not None and asked.kv == "auto" else None
     return plan_engine(
         config,

@@ -56,8 +56,8 @@ _log = logging.getLogger(__name__)
 class _Note:
     # A pending prefill.
     # write: renders the ids to prefill.
-    # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft. Their
-    # blocks from index `kept` on are obsolete unless the new ids have them in common.
+    # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft. Of the
+    # blocks of `spent`, those from index `kept` on are obsolete unless `ids` has the same blocks.
     # prompt: prompt of the finished answer; None for a draft.
     salt: CacheSalt
     adapter: Adapter | None
@@ -106,7 +106,7 @@ class PrefixWarmup:
     def draft(
         self, salt: CacheSalt, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
     ) -> None:
-        """Schedule the prefill of a draft with a last turn that starts at `turn_at`."""
+        """Schedule the prefill of a draft; `turn_at`: token at which its last turn starts."""
         owner = salt.owner
         spent, before = self._typed.pop(owner, ([], 0))
         self._drafts.pop(owner, None)
@@ -189,7 +189,7 @@ class PrefixWarmup:
         finally:
             self._scheduler.remove(sequence)
             if note.prompt is None:
-                self._deprioritize(note)  # obsolete blocks that the step copied now count as recently used
+                self._deprioritize(note)  # copying an obsolete block marks it as recently used
 
     def _is_worth_it(self, note: _Note) -> bool:
         # A prefill may evict at most one block of other conversations.

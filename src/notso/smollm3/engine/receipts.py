@@ -168,7 +168,7 @@ def options_of(receipt: Mapping[str, Any]) -> RequestOptions:
 
 
 class Redraw:
-    """Samples an answer again from recomputed logits. A request uses it in place of PromptScores."""
+    """Samples an answer again from the recomputed logits that `take` receives."""
 
     def __init__(self, request: Request, answer: Replay, finish_reason: str) -> None:
         self._request = request

@@ -60,7 +60,7 @@ class Scores(Protocol):
 
 @dataclass(eq=False)
 class Request:
-    """A request in the engine. Times are `perf_counter` seconds, or 0 if not reached."""
+    """A request in the engine. Times of events are `perf_counter` seconds, or 0 before the event."""
 
     sequence: Sequence
     generation: Generation
@@ -84,10 +84,10 @@ class Request:
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # sent before any other event
     reports_ids: bool = False
-    origin: str = ""  # see `Event`
+    origin: str = ""  # digest of the prompt, model, adapter and arithmetic
     started: str | None = None  # beginning of the answer if the prompt contains it
     is_plain: bool = False
-    closed_at: list[int] = field(default_factory=list)  # answer tokens before each end of reasoning by the engine
+    closed_at: list[int] = field(default_factory=list)  # answer lengths at which the engine ended the reasoning
     replayed_events: list[Event] = field(default_factory=list)  # events of replayed tokens
     submitted: float = 0.0
     started_at: float = 0.0

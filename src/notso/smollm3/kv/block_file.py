@@ -8,7 +8,7 @@
     tag        8   chosen by the writer, which can remove all files with a tag
     is_partial    4
     tokens     4   count, up to 128
-    content    8   bytes
+    content    8   size in bytes
     checksum   4   CRC-32 of everything else
     ------------
     tokens     4 each
@@ -46,7 +46,7 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 
 class DamagedBlockError(Exception):
-    """The file does not contain the block in its name. Treated as a cache miss."""
+    """The file does not contain the block that its name identifies. Treated as a cache miss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def announce(path: Path) -> None:
 
 
 def _opened(path: Path) -> BinaryIO:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: opening a named pipe would block
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: never wait to open a named pipe
     return os.fdopen(os.open(path, flags), "rb", buffering=0)
 
 

@@ -10,7 +10,7 @@ for eviction after a restart:
     key          16
     tag           8
     flags         4   1: a partial block; 2: the file is rewritten, so earlier records no longer apply
-    checksum      4   CRC-32 of the record before it
+    checksum      4   CRC-32 of the fields above
     ------------
     and so on
 

@@ -180,7 +180,7 @@ class DiskStore:
         tag: bytes = b"",
         conversations: Collection[bytes] = (ANONYMOUS,),
     ) -> bool:
-        """Queue a block; return False if there is no room now. A partial block replaces the earlier one.
+        """Queue a block; return False if there is no room now. A partial block replaces one with equal `hash`.
 
         hash: 16 bytes; for a partial block, the parent's. tokens: up to 128. content: must not be changed later. tag:
         up to 8 bytes, for `remove`. conversations: 8 bytes each.
@@ -243,7 +243,7 @@ class DiskStore:
     def read_into(
         self, content: Sequence[memoryview], hash: bytes, tokens: Sequence[int], *, is_partial: bool = False
     ) -> bool:
-        """Read a block into buffers of `block_bytes` in total; if False, their content is invalid."""
+        """Read a block into buffers of `block_bytes` in total. If the result is False, their content is invalid."""
         with self._wake:
             queued, name = self._queue.get((hash, is_partial)), self._folder.known.get((hash, is_partial))
             version = None if name is None else self._folder.version_of(name)
@@ -360,7 +360,7 @@ class DiskStore:
                 del self._queue[at]
             if size:
                 self._folder.add(queued.name, size)
-                # During the write, conversations may have been added, or the records removed with an older file.
+                # During the write, conversations may have been added, or an older file and its records removed.
                 for conversation in queued.conversations:
                     self._folder.log.add(queued.name, conversation)
             elif str(queued.name) not in self._folder.files:

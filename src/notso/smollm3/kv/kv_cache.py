@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 def has_fine_weights(tensors: Iterable[QTensor]) -> bool:
     """Return whether most weights are floats or 8-bit."""
-    # With such weights, an 8-bit cache would lose more accuracy than the quantized weights (docs/kernels/attention.md).
+    # For such weights, an 8-bit cache would cause more error than their quantization (docs/kernels/attention.md).
     values = [(tensor.format.name in FINE_FORMATS, tensor.rows * tensor.cols) for tensor in tensors if tensor.rows > 1]
     return 2 * sum(count for is_fine, count in values if is_fine) > sum(count for _, count in values)
 
@@ -96,8 +96,8 @@ IDLE_LAYERS = 2
 class KVCache:
     """Keys and values in blocks, shared by up to `max_num_seqs` sequences of `capacity_tokens`.
 
-    blocks: number of blocks; None, for a single sequence: as many as it needs, in ascending order. windows: block ->
-    window, maintained by the block pool. Memory is reserved at construction and committed on first use.
+    blocks: number of blocks; None: as many as one sequence needs. windows: block -> window, maintained by the block
+    pool. Memory is reserved at construction and committed on first use.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class KVCache:
         self.pools = _pools(backend, config, self.blocks, kv_format, large_pages)
         # A small cache is fast enough without large pages and without touching memory ahead.
         self._is_ready_ahead = large_pages
+        # Without a block pool, the only sequence uses the blocks in ascending order.
         is_in_order = blocks is None and max_num_seqs == 1
         in_order = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
         # int32 (max_num_seqs, tiles). Entries beyond the end of a sequence are stale, and attention never reads them.
@@ -164,7 +165,7 @@ class KVCache:
         self._touch(block + AHEAD_BLOCKS, min(layers, MOST_LAYERS))
 
     def touch_idle(self, blocks: int = 0) -> bool:
-        """Touch a few layers of a block, until at least `blocks` are touched; return False if none is left."""
+        """Touch a few layers of the next block; return False once enough blocks, at least `blocks`, are touched."""
         return self._is_ready_ahead and self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
 
     def _touch(self, last: int, layers: int) -> bool:
@@ -189,7 +190,7 @@ class KVCache:
         return b"".join(pool.read_block(block) for pool in self.pools)
 
     def load_block(self, block: int, read_into: Callable[[list[memoryview]], bool]) -> bool:
-        """Fill a block with `read_into(buffers)`, whose order is that of `read_block`; return its result."""
+        """Fill a block: call `read_into` with its buffers, ordered as in `read_block`, and return the result."""
         # If the result is False, the content of the block is invalid.
         parts = [pool.block_memory(block) for pool in self.pools]
         if all(part is not None for part in parts):
@@ -226,7 +227,7 @@ def _pools(
 
 
 def _window_pools(backend: Backend, config: SmolLM3Config, blocks: int) -> Sequence[KeyValuePool]:
-    # Windows use small pages. Few windows are used at a time, and a large page, of which every layer would need at
-    # least one, holds a dozen.
+    # Windows use small pages: few windows are in use at a time, but every layer would need at least one large page,
+    # which has room for a dozen windows.
     heads, dim = config.num_key_value_heads, config.head_dim
     return backend.key_value_pools(config.num_hidden_layers, blocks, heads, dim, WINDOW_FORMAT, large_pages=False)

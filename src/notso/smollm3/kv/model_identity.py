@@ -1,10 +1,9 @@
-"""Identity of a model file by its content, so that cached blocks stay valid when it is copied, touched or mounted.
+"""Identity of a model file by its content, so that cached blocks stay valid if it is copied or gets new timestamps.
 
 The sampled identity of a file is a hash of its inode, times, size and samples of each tensor. It is fast to compute and
 used until the SHA-256 of the file is known. Other content cannot have the same sampled identity, because writing to a
 file changes its time of last change. The SHA-256 is computed once, in idle time and at low priority, and stored in the
-cache folder together with the sampled identity. These entries also show which blocks written under a sampled identity
-belong to the SHA-256, so that these blocks stay usable.
+cache folder together with the sampled identity. Blocks that were written under that sampled identity thus stay usable.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class IdentityWorker:
         )
 
     def start(self, is_idle: Callable[[], bool], when_known: Callable[[ModelIdentity], None]) -> None:
-        """Compute the digest while `is_idle`, unless it is known, and call `when_known` on that thread."""
+        """Unless the digest is known, start a thread that computes it while `is_idle` and then calls `when_known`."""
         if self._sha256 is None:
             self._thread = threading.Thread(
                 target=self._run, args=(is_idle, when_known), name="notso-model-digest", daemon=True
@@ -179,7 +178,7 @@ def sampled_identity(file: GGUFFile) -> bytes:
 
 
 def content_identity(file: GGUFFile, marks: bytes = b"") -> bytes:
-    """Return a hash (32 bytes) of `marks` and of samples of each tensor, which are equal for copies of a file."""
+    """Return a hash (32 bytes) of `marks` and of samples of each tensor; copies of a file have equal samples."""
     digest = hashlib.blake2b(marks, digest_size=DIGEST_BYTES)
     for name, tensor in sorted(file.tensors.items()):
         digest.update(repr((name, tensor.format.name, tensor.shape)).encode())
@@ -190,7 +189,7 @@ def content_identity(file: GGUFFile, marks: bytes = b"") -> bytes:
 
 
 def cache_version(identity: bytes, config: SmolLM3Config, kv_format: KVFormat, context_tokens: int) -> bytes:
-    """Return 32 bytes that are equal if and only if caches of a file with this `identity` are interchangeable."""
+    """Return a digest (32 bytes). Caches with equal digests are interchangeable."""
     rotation = config.rope_frequencies(context_tokens)
     depends_on = repr((ARITHMETIC, config, kv_format, rotation)).encode()
     return hashlib.blake2b(depends_on + identity, digest_size=DIGEST_BYTES).digest()

@@ -29,7 +29,7 @@ AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a d
 
 LACKING_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk: a chat of the default context
+READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk; a chat of the default context fits
 
 MOST_READERS = 4  # maximum threads that load blocks; fewer if there are fewer processors
 
@@ -203,7 +203,7 @@ class KVOffload:
                     self.readings.belongs_to(hash, sequence.reading)
             elif not self.has(hash):
                 offered = self._offers.get(block)
-                if self._has_room and (offered is None or offered.hash != hash):  # an equal offer may be pinned
+                if self._has_room and (offered is None or offered.hash != hash):  # equal offers may be pinned
                     self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0)
             else:
                 for files, kept_by in product(self._chats, sequence.kept_by(index)):
@@ -328,7 +328,7 @@ class Readings:
         return len(blocks), sum(blocks) + sum(map(sum, windows))
 
     def make_room(self, reading: bytes, blocks: int, unwritten: int) -> bool:
-        """Evict other readings until `unwritten` of `blocks` blocks fit; return False if they cannot."""
+        """Evict other readings until `unwritten` blocks fit; return False if they, or `blocks` alone, cannot."""
         block, window = (0 if files is None else _file_bytes(files) for files in (self.files, self.windows))
         if blocks * block + window > self._budget_bytes:
             if not self._has_warned:

@@ -79,7 +79,8 @@ class AdaptedRows:
 
 MAX_SETTING = 1e12  # maximum rank or alpha; JSON integers can exceed the range of a float
 
-# Limits for `rank_pattern` and `alpha_pattern`: entries (the matrices of 256 layers), and characters of an expression.
+# Limits of `rank_pattern` and `alpha_pattern`: number of entries (7 matrices in each of 256 layers) and length of an
+# expression.
 MAX_PATTERNS, MAX_PATTERN_CHARACTERS = 1792, 1000
 
 # Settings that are applied.
@@ -119,7 +120,7 @@ REFUSED: Mapping[str, str] = {
     "megatron_config": "Megatron",
 }
 
-# Accepted values: those with which the update is the plain product B A. Of the rejected values of init_lora_weights,
+# Accepted values, with which the update is the plain product B A. Of the rejected values of init_lora_weights,
 # PiSSA, OLoRA, CorDA and LoftQ also change the base model.
 CHOICES: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),

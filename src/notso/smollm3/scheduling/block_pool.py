@@ -40,7 +40,7 @@ _READING_BIT = 0x80
 
 @dataclass(frozen=True, slots=True)
 class CacheSalt:
-    """Salt of a sequence's block hashes: `root`, and from block `shared_blocks` on, also `private` unless empty."""
+    """Salt of a sequence's block hashes: `root`, and from block `shared_blocks` on, also `private`, if given."""
 
     # A prompt finds only cached blocks with its own salt. Owners with the same root thus share the first
     # `shared_blocks` blocks, while later blocks are found only by the owner with the same `private`.
@@ -238,7 +238,7 @@ class BlockPool:
         self._windows[block] = self._free_windows.pop()
 
     def open_windows(self, blocks: Sequence[int], start: int, rows: int) -> None:
-        """Assign windows to the first block and those that a step writes; free all others."""
+        """Assign windows to the first block and the blocks that a step writes; free windows in between."""
         if not self._has_windows:
             return
         first, last = start // BLOCK_TOKENS, (start + rows - 1) // BLOCK_TOKENS

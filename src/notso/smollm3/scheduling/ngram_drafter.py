@@ -123,7 +123,7 @@ class NgramDrafter:
         self._last: dict[int, int] = {}
         self._last_pair: dict[int, int] = {}
         self._last_token: dict[int, int] = {}
-        # By position: position after the previous occurrence of the three tokens before it; 0 if there is none.
+        # For each position p: position after the previous occurrence of the three tokens before p, or 0.
         self._before = array("i")
         self._key = 0
         self._right = [EXPECTED_WEIGHT * p for p in EXPECTED_RIGHT]

@@ -25,7 +25,7 @@ from notso.smollm3.scheduling.sequence import MAX_SAMPLED, BlockCopy, BlockLoad,
 # A sequence with at most this many pending tokens counts as decoding.
 FEW_ROWS = 8
 
-# A waiting sequence precedes all others once more than this many later arrivals have been admitted before it.
+# A waiting sequence precedes all others if more than this many later arrivals have been admitted before it.
 MAX_STARVATION = 16
 
 # Maximum blocks loaded from disk between two steps, so that running chats do not stall.
@@ -58,7 +58,7 @@ class Scheduler:
         self._free_indices = list(range(max_num_seqs - 1, -1, -1))
         self._offload = offload
         self._arrivals = 0
-        # Rows prefilled so far, for each owner with pending prompts; a new owner starts at the others' minimum.
+        # Rows prefilled so far, for each owner with pending prompts; a new owner starts at the minimum of all owners.
         self._prefilled: dict[str, int] = {}
 
     @property
@@ -83,8 +83,8 @@ class Scheduler:
 
     def schedule(self, prompt_tokens: int, max_rows: int) -> Plan:
         """Plan a step of up to `max_rows` rows: decoding sequences, then up to `prompt_tokens` prompt tokens."""
-        # The plan is empty only if no sequence waits or runs, or if blocks outside the scheduler's sequences are in
-        # use.
+        # The plan is empty only if no sequence waits or runs, or if another user of the pool (ContextLogits) holds
+        # blocks.
         plan = Plan()
         self._admit(plan)
         for sequence in _in_turn(self.running):
@@ -120,7 +120,7 @@ class Scheduler:
             sequence.hashes.append(block_hash(parent_hash, tokens))
 
     def load_failed(self, load: BlockLoad) -> None:
-        """Drop the block and later ones of the sequence, to recompute them; planned chunks become invalid."""
+        """Drop the block and all later blocks of the sequence; planned chunks become invalid."""
         sequence = load.sequence
         if sequence.batch_index is None or load.block not in sequence.blocks:
             return
@@ -194,7 +194,7 @@ class Scheduler:
 
     def _fits(self, sequence: Sequence) -> bool:
         # Keeps one block available per running sequence, which may soon need it. If none is running, the sequence
-        # always fits, unless blocks outside the scheduler's sequences are in use.
+        # always fits, unless another user of the pool (ContextLogits) holds blocks.
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS)
         return needed + len(self.running) <= self.pool.available
 

@@ -229,7 +229,7 @@ def read(text: str, name: str) -> list[Conversation]:
             if messages[-1]["role"] == "assistant":
                 messages = messages[:-1]
             thinks = (given.get("chat_template_kwargs") or {}).get("enable_thinking")
-            # With and without thinking, unless chat_template_kwargs selects one mode.
+            # Ask with and without thinking, unless chat_template_kwargs selects one mode.
             for thinking in (False, True) if thinks is None else (thinks is not False,):
                 found.append(Conversation(list(messages), tools_of(given.get("tools")), thinking))
         except (ValueError, RecursionError, AttributeError) as error:
@@ -247,13 +247,13 @@ def answered(
     """Return a row per greedy answer; prompts contain the date `day`."""
     rows = []
     for start in range(0, len(conversations), AT_ONCE):
-        progress("answering before", start, len(conversations))
+        progress("answering rehearsal questions", start, len(conversations))
         open_ones = list(conversations[start : start + AT_ONCE])
         while open_ones := [each for each in open_ones if each.is_asked()]:
             asked = [_submit(engine, each, max_tokens, day) for each in open_ones]
             made = [_answer(generation, each.thinking) for generation, each in zip(asked, open_ones, strict=True)]
             for each, answer in zip(open_ones, made, strict=True):
-                # If an answer is truncated, or lacks or has reasoning contrary to `thinking`, the rest of its
+                # If an answer is truncated or empty, or its reasoning does not match `thinking`, the rest of the
                 # conversation is dropped.
                 if answer is None:
                     each.said.clear()
@@ -261,7 +261,7 @@ def answered(
                     continue
                 rows.append(_row(each, answer))
                 each.said.append(answer | {"content": answer["content"].rpartition(THINK_CLOSE)[2]})
-    progress("answering before", len(conversations), len(conversations))
+    progress("answering rehearsal questions", len(conversations), len(conversations))
     return rows
 
 

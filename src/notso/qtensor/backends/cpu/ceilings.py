@@ -1,4 +1,4 @@
-"""Upper limits for kernels on this machine: memory bandwidth and products of bytes per second."""
+"""Upper limits for kernels on this machine: memory bandwidth, and byte multiplications per second."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Memory on 2 MiB pages, for copies of tensors (packed, if the processor's kernels support it) and key-value pools.
 
-The pages of a mapped file have 4 KiB (some file systems use larger pages for a fifth of the file), and the page table
-walks that they cause slow decoding down by a quarter to a third. A packed tensor has the same bytes in the order in
+The pages of a mapped file have 4 KiB (on some file systems, a fifth of the file has larger pages), and their page table
+walks slow decoding down by a quarter to a third. A packed tensor has the same bytes in the order in
 which kernels load them into vector registers (native/packed_weights.h), so results are bit-identical.
 
 A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
@@ -26,7 +26,7 @@ from notso.system.memory import have_huge_pages, use_huge_pages
 PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # each tensor begins on a page boundary, so that no two tensors share a cache line
 COPY_BYTES = 8 << 20  # bytes copied per native call; each call releases the interpreter lock
-SLAB_ROWS = 64  # as in native/packed_weights.h; smaller tensors are not packed, because rows are padded in groups of 32
+SLAB_ROWS = 64  # as in native/packed_weights.h; tensors with fewer rows are not packed
 SUPER_BLOCK = 256  # number of values in a packed block
 
 LARGE_BYTES = 4 << 20  # minimum size for huge pages, because a part of the last page is wasted

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-BATCH_TOKENS = 512  # prefill chunk of both peers
+BATCH_TOKENS = 512  # tokens per prefill chunk, for both peers
 
 SHORT_TOKENS = 8  # prompt of negligible cost
 
