@@ -130,7 +130,7 @@ class Completion:
     finish_reason: "stop", "tool_calls", "length" (cut off by max_tokens or the context) or "cancelled" (stopped by a
         caller or by `close`).
     stop: matched stop string.
-    logprobs: of the generated tokens in order, if requested.
+    logprobs: log probabilities of the generated tokens, if requested.
     dropped_messages: number of oldest turns left out of the prompt.
     """
 

@@ -87,7 +87,7 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     kv_blocks: int = 0
-    kv_blocks_used: int = 0  # by running answers; cached blocks count as free
+    kv_blocks_used: int = 0  # blocks of running answers; cached blocks count as free
     kv_blocks_cached: int = 0
     steps_total: int = 0
     prompt_tokens_total: int = 0

@@ -1,4 +1,4 @@
-"""Request options except sampling parameters, and keyword arguments for both."""
+"""Request options, and keyword arguments that include sampling parameters."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class FixedPrefix:
     def __post_init__(self) -> None:
         for name in ("message", "characters"):
             value = getattr(self, name)
-            require(type(value) is int and value >= 0, "prefix", f"given with a whole number as {name}")
+            require(type(value) is int and value >= 0, "prefix", f"a FixedPrefix in which {name} is a whole number")
         for name in ("scope", "reading"):
             value = getattr(self, name)
             is_text = value is None or (isinstance(value, str) and value != "" and _is_unicode(value))
-            require(is_text, "prefix", f"given with a text in valid Unicode as {name}")
+            require(is_text, "prefix", f"a FixedPrefix in which {name} is text in valid Unicode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Replay:
         for name in ("ids", "closed_at"):
             values = getattr(self, name)
             are_numbers = isinstance(values, tuple) and all(type(each) is int and each >= 0 for each in values)
-            require(are_numbers, "replay", f"given with a tuple of whole numbers as {name}")
+            require(are_numbers, "replay", f"a Replay in which {name} is a tuple of whole numbers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ class QuoteSource:
     def __post_init__(self) -> None:
         for name in ("text", "name"):
             value = getattr(self, name)
-            require(isinstance(value, str) and _is_unicode(value), "sources", f"given with valid Unicode as {name}")
+            is_text = isinstance(value, str) and _is_unicode(value)
+            require(is_text, "sources", f"QuoteSources in which {name} is valid Unicode")
 
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | ToolName
