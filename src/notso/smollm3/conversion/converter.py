@@ -74,7 +74,7 @@ def new_model_file(out: Path) -> Iterator[GGUFWriter]:
         unchecked.unlink(missing_ok=True)
 
 
-# Supported output types. One of the official files has the type Q4_K_M, which mixes formats.
+# Supported output types. Some, such as Q4_K_M, mix formats.
 MIXES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", Q4_K_M, Q5_K_M)
 
 # Increment this when a code change alters the converted files, so that cached conversions are redone.
@@ -86,7 +86,7 @@ Progress = Callable[[int, int], None]  # bytes written, total bytes
 def convert(
     folder: Path, out: Path, mix: str = Q4_K_M, progress: Progress | None = None, threads: int | None = None
 ) -> int:
-    """Convert a folder to the reproducible file `out`; return the size of its tensors in bytes.
+    """Convert a folder to `out`, reproducibly; return the size of the written tensors in bytes.
 
     Raises ModelFileError or SafetensorsError for an unsupported folder, InvalidRequestError for an unknown mix,
     OperandError for values that a format cannot represent, or OSError. No file is created on error.

@@ -1,8 +1,9 @@
 """Conversion of a folder's tokenizer and chat template to GGUF entries.
 
-tokenizer.json defines how text is split (`text/tokenizer_pipeline.py`); tokenizer_config.json lists the special tokens
-and, in older folders, contains the template. Only known fields are accepted, and the converted tokenizer must give the
-same ids as the `tokenizers` library on the texts in PROBES. Source: transformers 5.24, tokenization_utils_tokenizers.
+tokenizer.json, read by `text/tokenizer_pipeline.py`, defines how text is split; tokenizer_config.json lists the special
+tokens and, in older folders, contains the template. Only known fields are accepted, and the converted tokenizer must
+give the same ids as the `tokenizers` library on the texts in PROBES. Source: transformers 5.24,
+tokenization_utils_tokenizers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
 
 HARMLESS = frozenset(
     {
-        # options of tokenizer calls (truncation, padding, return values), and cleanup after decoding, which is not done
+        # options of tokenizer calls (truncation, padding, return values) and of cleanup after decoding; neither is used
         *("model_max_length", "max_length", "model_input_names", "padding_side", "truncation_side", "stride"),
         *("truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "return_tensors", "errors"),
         *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "response_schema"),

@@ -39,7 +39,7 @@ class Importance:
 
 
 def importance(file: GGUFFile, text: str, threads: int | None = None, progress: Progress | None = None) -> Importance:
-    """Measure importance. Raises InvalidRequestError if `text` is short, KernelChoiceError, and errors of loading."""
+    """Measure importance. Raises KernelChoiceError, errors of loading, or InvalidRequestError if text is too short."""
     config = SmolLM3Config.from_metadata(file.metadata)
     ids = Tokenizer.from_gguf(file.metadata, file.path).encode(text)
     window = min(WINDOW_TOKENS, config.max_position_embeddings)
@@ -50,7 +50,7 @@ def importance(file: GGUFFile, text: str, threads: int | None = None, progress: 
     backend = cast(Backend, watch)  # __getattr__ provides the other operations
     weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)
     model = SmolLM3(config, weights, KVCache(backend, config, window))
-    # The output head needs its inputs measured but not its product, because no logits are needed.
+    # The output head's inputs are measured, but its product is skipped, because no logits are needed.
     watch.skipped = weights.lm_head
     step = InputBatch(backend, config, window, window)
     everything = list(range(window))

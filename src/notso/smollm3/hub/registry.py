@@ -29,8 +29,8 @@ Store = Literal["ollama", "lm studio", "llama.cpp"]
 
 MAX_MANIFESTS = 2_000
 MAX_MANIFEST_BYTES = 1 << 20
-# Bytes in which the architecture is searched for. All known converters write it near the beginning of the metadata,
-# before the large vocabulary.
+# Number of leading bytes that are searched for the architecture. All known converters write it near the beginning of
+# the metadata, before the large vocabulary.
 HEAD_BYTES = 64 << 10
 
 _ARCHITECTURE = b"general.architecture" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"smollm3"
@@ -229,7 +229,7 @@ def cached_files(repository: str) -> list[Path]:
 
 
 def snapshot_path(file: KnownFile) -> Path:
-    """Return the path of the link to the contents, which has the file's name."""
+    """Return the path of the link, named like the file, to the contents."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
 
 
@@ -273,7 +273,7 @@ def resolve_model(given: str | Path | None = None) -> Path | None:
 
 
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
-    """Return the demo, cached SmolLM3 files, and every GGUF file directly in `folders`."""
+    """Return the demo, SmolLM3 files in the cache and stores, and all GGUF files directly in `folders`."""
     models = []
     demo = demo_path()
     if demo.is_file():

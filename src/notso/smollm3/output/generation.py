@@ -33,7 +33,7 @@ def _nothing() -> None:
 class Generation:
     """Events of one answer, for any number of readers in any thread. All events are kept."""
 
-    # changed: callback of `stop` and `answer_now`, which wakes the engine.
+    # changed: called by `stop` and `answer_now` to wake the engine.
     def __init__(self, changed: Callable[[], None] = _nothing) -> None:
         self.id = uuid4().hex
         # The engine logs in the caller's context, so that its log records contain the ids of the caller's request.
@@ -81,7 +81,7 @@ class Generation:
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify`, which must not block the engine's thread, for new events, and now if there are any."""
+        """Call `notify` for new events, and now if there are events already. `notify` must not block."""
         with self._condition:
             self._listeners.append(notify)
             is_new = bool(self._events)

@@ -50,7 +50,7 @@ class ToolCallParser:
         self._arguments: _Arguments | None = None
         self._lookahead = Lookahead()
         self._in_call = False
-        # Offset of the body, after the tag and the newlines before the tag. All are shown if the body is not a call.
+        # Offset of the call's body in the lookahead. The tag and newlines before it are shown if it is not a call.
         self._body = 0
         self._after_call = False
 

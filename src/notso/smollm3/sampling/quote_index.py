@@ -85,7 +85,7 @@ class Places(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    # The next 8 bytes of the text at every `every`-th place of an interval that begins at `low`.
+    # The next 8 bytes of text at a sample of an interval's places: `low`, `low + every`, and so on.
 
     low: int
     every: int
@@ -107,7 +107,7 @@ class TokenTexts:
         self.words = np.ndarray((len(self._buffer) - 8,), ">u8", self._buffer, 0, (1,))
 
     def behind(self, lead: bytes) -> TokenTexts:
-        """Return the texts that begin with byte `lead`, without it."""
+        """Return the texts that begin with byte `lead`, without that byte."""
         behind = copy.copy(self)
         begins = (self.words[self.at] >> np.uint64(56) == lead[0]) & (self.sizes > 0)
         behind.at, behind.sizes = self.at + 1, np.where(begins, self.sizes - 1, -1).astype(np.int32)
@@ -115,7 +115,7 @@ class TokenTexts:
 
 
 class QuoteIndex:
-    """The places of a text where quotations can start. Building it takes about a second per 3 million characters.
+    """The places of a text where quotations can start. Indexing takes about a second per 3 million characters.
 
     barred: texts that quotations cannot contain, besides CLOSE. escaped: quotations are written with JSON escapes.
     """
@@ -174,7 +174,7 @@ class QuoteIndex:
         return Interval(first, low, depth + size)
 
     def agreeing(self, found: Interval, texts: TokenTexts, among: npt.NDArray[np.intp]) -> Flags:
-        """Return a mask (n,) of the texts `among` that can continue a quotation at `found`."""
+        """Return, as a mask (n,), which of the tokens `among` can continue a quotation at `found`."""
         # Binary search for all texts at once, 8 bytes at a time.
         at, sizes = texts.at[among], texts.sizes[among]
         agrees: Flags = np.logical_and(sizes == 0, found.low < found.high)

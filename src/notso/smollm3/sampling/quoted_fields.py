@@ -95,7 +95,7 @@ class JsonPosition:
 class QuotedFields:
     """Constrains the quoting strings of one answer to match their sources."""
 
-    # fields: by the `id` of the subschema that describes the string.
+    # fields: keyed by the `id` of the subschema that describes the string.
     def __init__(
         self, vocabulary: QuoteVocabulary, schema: Mapping[str, Any], fields: Mapping[int, QuotedField]
     ) -> None:

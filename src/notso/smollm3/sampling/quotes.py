@@ -85,11 +85,11 @@ class QuoteVocabulary:
 
     @cached_property
     def spaced_tokens(self) -> TokenTexts:
-        """Texts of the tokens that begin with a space, without it."""
+        """Texts of the tokens that begin with a space, without that space."""
         return self.tokens.behind(b" ")
 
     def beginnings(self, index: QuoteIndex, found: Interval, lead: bytes) -> Ids:
-        """Return the tokens that the texts at the places of an interval begin with, possibly with duplicates.
+        """Return the tokens with which the text at any place of an interval begins, possibly with duplicates.
 
         lead: up to one byte that precedes each text.
         """

@@ -277,7 +277,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 class Sampler:
     """Deterministic sampler of one sequence with a 64-bit seed.
 
-    Raises InvalidRequestError for token ids in logit_bias beyond `vocab_size`. Without it, `sample` raises the error.
+    Raises InvalidRequestError for logit_bias ids beyond `vocab_size`. If `vocab_size` is None, `sample` raises it.
     """
 
     def __init__(
@@ -320,8 +320,8 @@ class Sampler:
         return sampled if sampled != _UNSURE else self._sample_index(self._weights(logits, logits[best]), position)
 
     def _sample_short_list(self, logits: Floats, best: np.float32, position: int) -> int:
-        # Computes only the weights above a limit. The others are bounded, so the total is known within bounds. Usually
-        # the nucleus ends at the same token for both bounds. If not, the result is _UNSURE.
+        # Computes only the weights above a limit. The other weights are bounded, which bounds the total. Usually the
+        # nucleus ends at the same token for both bounds of the total. If not, the result is _UNSURE.
         lowest, bound = self._limit(best, _SHORT_LIST_WEIGHT)
         listed = logits >= lowest
         count = int(np.count_nonzero(listed))
@@ -495,7 +495,7 @@ def likeliest(values: Floats, count: int) -> list[int]:
     count = min(count, len(values))
     if count <= 0:
         return []
-    # At least `count` chunks have a maximum at or above the floor, so at least as many values do, and rarely many more.
+    # At least `count` chunks have a maximum at or above the floor, so at least `count` values do, and rarely many more.
     maxima = np.maximum.reduceat(values, np.arange(0, len(values), _MAXIMA_OF))
     floor = np.partition(maxima, len(maxima) - count)[len(maxima) - count] if count <= len(maxima) else -np.inf
     ids = np.flatnonzero(values >= floor)
@@ -533,7 +533,7 @@ def apply_filters(weights: Floats, params: SamplingParams, chance: float) -> tup
 
 
 def last_of_top_choices(weights: Floats, threshold: float) -> int:
-    """Return the index of the last of the descending weights with a share of at least `threshold`, or 0."""
+    """Return the last index at which the weight's share is at least `threshold`, or 0. Weights must be descending."""
     total = float(weights.sum(dtype=np.float64))
     return max(0, int(np.count_nonzero(weights >= threshold * total)) - 1)
 

@@ -25,7 +25,7 @@ USUAL_NUMBER = 16
 rarely leads to a short ending; continuations with few detours are examined first."""
 
 LAST_BYTES = 2
-"""Number of last bytes that distinguish texts in the same state, because the next token may include these bytes."""
+"""Texts in the same state are distinguished by this many last bytes, because the next token may include them."""
 
 MAX_RESTS, NEAR = 8, 32
 """Maximum number of suffixes of a known ending to try, and number of initial search steps that try them."""

@@ -18,7 +18,7 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 MAX_CALL_TOKENS = 1_000
-"""Maximum length, in tokens, of the shortest possible call, which is searched for before a call starts."""
+"""Before a call starts, the shortest possible call of up to this many tokens is searched for."""
 
 
 class FieldMask(Protocol):
@@ -107,7 +107,7 @@ class StructuredOutput:
         return self._started and self._matcher is not None and self._matcher.is_json and self._matcher.may_end
 
     def must_answer(self, left: int, closing: int) -> bool:
-        """Return whether reasoning must end now for `left` tokens to suffice for `closing` tokens and an answer."""
+        """Return whether reasoning must end now, so that `closing` tokens and an answer fit in `left` tokens."""
         if self._matcher is None or self._started or left > self._matcher.least_estimate + closing + 1:
             return False
         least = self._least_tokens(left)
@@ -307,7 +307,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
         tools = _chosen(options.tools or (), choice)
         if tokenizer.tool_call_open_id is None:
             raise InvalidRequestError(
-                "this model has no token that begins a tool call, so none can be required", param="tool_choice"
+                "this model has no token that begins a tool call, so tool calls cannot be required", param="tool_choice"
             )
         one = isinstance(choice, ToolName) or not options.parallel_tool_calls
         start = "start: call" if one else "start: calls"

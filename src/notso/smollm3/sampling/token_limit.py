@@ -33,9 +33,9 @@ MAX_NAMES = 256
 MAX_ORDERS = 256
 MAX_STRINGS = 16
 FORMAT_TOKENS = 40
-MAX_DEPTH = 100  # of nested schemas, with references; each takes up to five of the interpreter's frames
+MAX_DEPTH = 100  # depth of nested schemas and references; each level takes up to five interpreter frames
 FREE_JUMP = 16
-"""Containers that one token may open in JSON without a schema."""
+"""Estimated number of containers that one token opens in JSON without a schema."""
 
 _OBJECT = frozenset(("properties", "required", "additionalProperties", "patternProperties", "minProperties"))
 _ARRAY = frozenset(("items", "prefixItems", "minItems"))
@@ -83,7 +83,7 @@ class GrammarExtent:
 
 
 def grammar_extent(parts: Sequence[dict[str, Any]]) -> GrammarExtent:
-    """Estimate the length of answers to a grammar for llguidance, in linear time."""
+    """Estimate the length of answers that follow an llguidance grammar, in linear time."""
     names: dict[bytes, None] = {}
     strings: dict[tuple[tuple[str, ...], int], None] = {}
     formats: dict[str, None] = {}
@@ -265,7 +265,7 @@ used."""
 
 
 class Pieces(NamedTuple):
-    """A vocabulary's end tokens, text of each token, and `number_digits`."""
+    """A vocabulary's end tokens, and the text and `number_digits` of each token."""
 
     ends: npt.NDArray[np.intp]
     texts: list[bytes]
@@ -289,7 +289,7 @@ class TokenLimit:
         self._memory = SearchMemory()
         self._check_at: int | None = None
         self._ending: _Ending | None = None
-        self._last_ending: _Ending | None = None  # last known ending
+        self._last_ending: _Ending | None = None
         self._next: tuple[int, _Ending | None] | None = None
         self._rejected: set[int] = set()
         self._spent = 0

@@ -182,7 +182,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         most_tokens: int | None = None,
     ) -> list[int]:
-        """Return token ids. Raises the errors of `render`, and ContextLengthError if far above `most_tokens`."""
+        """Return token ids. Raises the errors of `render`, and ContextLengthError if ids far exceed `most_tokens`."""
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
         runs, skeleton = self._runs(conversation, date)
         if most_tokens is not None:

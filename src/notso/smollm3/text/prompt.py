@@ -158,7 +158,7 @@ class PromptWriter:
         context_tokens: int,
         kept_free: int,
     ) -> Prompt:
-        """Drop as few of the oldest turns as possible, so that `kept_free` tokens, or at least one, remain.
+        """Drop as few of the oldest turns as possible, so that `kept_free` tokens, or at least one, stay free.
 
         Raises ContextLengthError if the system message and the last turn do not fit.
         """

@@ -128,7 +128,7 @@ class Tokenizer:
         return cls(vocabulary, encoder, end_ids(metadata, vocabulary), shrinks)
 
     def encode(self, text: str, control: bool = False) -> list[int]:
-        """Return ids, without added tokens; `control` recognizes special tokens.
+        """Return ids, without a BOS token; `control` recognizes special tokens.
 
         Raises InvalidRequestError for invalid Unicode.
         """
@@ -143,7 +143,7 @@ class Tokenizer:
 
     def check_length(self, texts: Iterable[str], most_tokens: int) -> None:
         """Raise ContextLengthError if texts certainly exceed the limit."""
-        # This rejects huge texts before they are encoded, which takes up to a second, and a hundred bytes per token.
+        # Huge texts are rejected here, because encoding them would take up to a second, and a hundred bytes per token.
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > most_tokens * self.longest_bytes:
             raise ContextLengthError(-(-size // self.longest_bytes), most_tokens, at_least=True)
@@ -270,8 +270,8 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
             )
 
 
-# Minimum length of a cached text. Shorter texts are fast to encode, and a user could guess those of others by timing
-# requests.
+# Minimum length of a cached text. Shorter texts are fast to encode, and if they were cached, a user could guess other
+# users' texts by timing requests.
 LEAST_CHARACTERS = 512
 
 # Maximum size of all cached texts and ids: eight million characters of plain English, or a million characters if each

@@ -53,7 +53,7 @@ EXPRESSIONS = {
     # cl100k_base, in two spellings
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    # single kinds of characters: DeepSeek, Falcon, StarCoder and others
+    # each for one kind of characters, from DeepSeek, Falcon, StarCoder and others
     *(r"\p{N}{1,3}", r"\p{N}", r"\d{1,3}", r"\d", "[0-9][0-9][0-9]", "[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\p{N}+"),
 }
 

@@ -17,7 +17,7 @@ END_IDS_KEY = "notso.tokenizer.eos_token_ids"
 
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
-# Maximum length of a token, which limits the work on each token. Published files have at most an eighth of it.
+# Maximum length of a token, which limits the work on each token. Published files have tokens of at most 128.
 MAX_TOKEN_CHARACTERS = 1024
 
 # Maximum length of a special token. At each position where one can begin, the search looks up text of every length.

@@ -1,4 +1,4 @@
-"""Conversion of chat input from Python code to a list of messages."""
+"""Conversion of strings, mappings and Messages to a list of Messages."""
 
 from __future__ import annotations
 

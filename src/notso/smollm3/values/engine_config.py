@@ -1,4 +1,4 @@
-"""Engine configuration, for `Engine.load` and external settings."""
+"""Engine configuration, as keyword arguments or JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NUM_SEQS = 64  # upper limit of concurrent sequences
 
 DEFAULT_CACHE_BYTES = 4 * 10**9  # for cached conversations on disk: about 100,000 tokens of the 3B model
 DOCUMENT_TOKENS = 65_536  # the model's trained context
-DEFAULT_LIBRARY_BYTES = 20 * 10**9  # for pinned prefixes on disk (see FixedPrefix)
+DEFAULT_LIBRARY_BYTES = 20 * 10**9  # for the KV blocks of named prompt prefixes on disk (FixedPrefix.reading)
 
 DEVICES = "auto, cpu, cuda or cuda:N"  # shown in error messages
 
@@ -35,8 +35,8 @@ class EngineConfig:
     model: GGUF file. None: the bundled demo model.
     context_tokens: capacity for a prompt and its answer, at most the model's maximum (YaRN doubles the trained
         context). None: up to 8,192, as memory allows.
-    document_tokens: if context_tokens is None, capacity for prompts with a fixed prefix, such as documents. At most the
-        trained context, and what fits in half of the remaining memory; the memory is used only when needed.
+    document_tokens: if context_tokens is None, desired capacity for prompts with a fixed prefix, such as documents.
+        Reduced to the trained context and to half of the remaining memory, which is allocated only when used.
     threads: CPU threads. None: one per physical core.
     weights: "mmap" uses the memory-mapped file. "packed" (formerly "hugepages") copies weights to 2 MiB pages in the
         background, in a packed layout where kernels support it. "auto" copies them where this is possible and
@@ -46,12 +46,13 @@ class EngineConfig:
     speculation: use draft tokens where worthwhile; results are unchanged.
     cache_dir: private folder for up to `cache_bytes` of KV blocks, so that conversations survive restarts. None: no
         disk cache.
-    library_bytes: size limit of pinned prefixes (see FixedPrefix) in cache_dir, in addition to `cache_bytes`.
-    device: "cpu"; "cuda" or "cuda:1", an error if unusable; "auto": the first GPU, or the CPU if no GPU can run the
-        model. Results are the same.
+    library_bytes: additional size limit for the prefixes that FixedPrefix.reading keeps in cache_dir.
+    device: "cpu"; "cuda" or "cuda:1", which must be usable; "auto": the first GPU, or the CPU if no GPU can run the
+        model. Results are the same on all devices.
     adapters: LoRA adapters, each NAME=FILE or NAME=FILE:SCALE.
     chat_template_file: Jinja template used instead of the model file's.
-    beside_bytes: memory planned for other engines in this process. If given, sizes are not reduced to fit.
+    beside_bytes: memory planned for other engines in this process. If given, defaults that do not fit raise
+        OutOfMemoryError instead of being reduced.
 
     Raises InvalidRequestError with the field as `param`.
     """

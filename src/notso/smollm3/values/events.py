@@ -55,7 +55,7 @@ class Progress:
     done_tokens: int  # including cached ones
     total_tokens: int
     cached_tokens: int
-    tokens_per_s: float = 0.0  # of computed tokens; 0 until measured
+    tokens_per_s: float = 0.0  # excluding cached tokens; 0 until measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Event:
     tool_call: `tool_call`.
     tool_call_part: `text`, the next part of the arguments of `begun_call`; sent only if a grammar constrains calls. The
         tool_call with the same id follows unless the answer is cut off.
-    tokens: `token_ids` since the last `tokens` event, sent after the events of their text; `is_forced` if the engine
+    tokens: `token_ids` since the last `tokens` event, sent after the events with their text; `is_forced` if the engine
         inserted them to end the reasoning.
     prompt: `logprobs`.
     end: `finish_reason`; `stop`, the matched stop string; `logprobs` of tokens without visible text.
@@ -130,7 +130,7 @@ class Completion:
     finish_reason: "stop", "tool_calls", "length" (cut off by max_tokens or the context) or "cancelled" (stopped by a
         caller or by `close`).
     stop: matched stop string.
-    logprobs: of the generated tokens in order, if requested.
+    logprobs: log probabilities of the generated tokens, if requested.
     dropped_messages: number of oldest turns left out of the prompt.
     """
 
@@ -145,7 +145,7 @@ class Completion:
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Completion:
-        """Collect all events of an answer. Raises the error of an `error` event, and EngineError without `end`."""
+        """Collect all events of an answer. Raises the error of an `error` event, or EngineError if `end` is missing."""
         text, reasoning, calls = [], [], []
         logprobs: list[TokenLogprob] = []
         usage, dropped = None, 0
@@ -167,7 +167,7 @@ class Completion:
                 said, thought = "".join(text), "".join(reasoning)
                 reason = event.finish_reason
                 return cls(said, thought, tuple(calls), usage, reason, event.stop, tuple(logprobs), dropped)
-        raise EngineError("the answer has no end")
+        raise EngineError("the answer has no `end` event")
 
     @property
     def is_cut(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from notso.smollm3.values.request_options import RequestOptions
 
-LATER_SYSTEM, OVERRIDDEN_TOOLS = "later system messages", "tools under /system_override"
+LATER_SYSTEM, OVERRIDDEN_TOOLS = "later system messages", "tools disabled by /system_override"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,17 @@ class ModelInfo:
     license: str = ""  # name in the file
     end_token: str = ""  # text of the control token that ends an answer
     memory: MemoryBudget | None = None
-    arithmetic: str = ""  # engines with equal values compute the same logits, bit for bit; "": unknown
+    arithmetic: str = ""  # engines with the same `arithmetic` compute the same logits, bit for bit; "": unknown
     document_tokens: int = 0  # context for prompts with a fixed prefix; 0: the same as for other prompts
 
     def context_of(self, options: RequestOptions) -> int:
-        """Return the capacity for a prompt with these options, including its answer."""
+        """Return the maximum tokens of a prompt with these options and its answer."""
         return max(self.document_tokens, self.context_tokens) if options.prefix is not None else self.context_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class StoredReading:
-    """Blocks of a pinned prefix on disk (see FixedPrefix)."""
+    """KV cache blocks on disk of a named prompt prefix."""
 
     blocks: int
     size_bytes: int
@@ -87,7 +87,7 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     kv_blocks: int = 0
-    kv_blocks_used: int = 0  # by running answers; cached blocks count as free
+    kv_blocks_used: int = 0  # blocks of running answers; cached blocks count as free
     kv_blocks_cached: int = 0
     steps_total: int = 0
     prompt_tokens_total: int = 0

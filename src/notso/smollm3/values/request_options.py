@@ -1,4 +1,4 @@
-"""Request options except sampling parameters, and keyword arguments for both."""
+"""Request options, and keyword arguments that include sampling parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams, Sam
 
 MAX_TOP_LOGPROBS = 20
 QUOTE_OF = "x-quote-of"
-"""JSON Schema keyword with the name of a source, of which the string must be a passage."""
+"""JSON Schema keyword that names the source from which a string must be quoted."""
 MAX_SOURCES = 999  # an answer refers to a source by a number of up to three digits
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
@@ -40,12 +40,13 @@ class ToolName:
 
 @dataclass(frozen=True, slots=True)
 class FixedPrefix:
-    """The fixed beginning of a prompt, such as documents: the rendered prompt up to the first `characters` of the
-    content of message number `message`.
+    """The fixed beginning of a prompt, such as documents.
 
-    scope: requests with the same scope share the KV blocks of the prefix, but not those after it. None: only requests
-        of the same owner share the prefix.
-    reading: name under which the blocks are pinned on disk, unique within the scope or, without a scope, the owner.
+    message: index of the message in which the prefix ends.
+    characters: length of the part of its content that belongs to the prefix.
+    scope: requests with the same scope share the KV blocks of the prefix, but no later blocks. None: only requests of
+        the same owner share the prefix.
+    reading: name under which the blocks are kept on disk, unique within the scope or, without a scope, the owner.
         None: the blocks are cached like those of any conversation.
 
     Raises InvalidRequestError.
@@ -59,11 +60,11 @@ class FixedPrefix:
     def __post_init__(self) -> None:
         for name in ("message", "characters"):
             value = getattr(self, name)
-            require(type(value) is int and value >= 0, "prefix", f"given with a whole number as {name}")
+            require(type(value) is int and value >= 0, "prefix", f"a FixedPrefix in which {name} is a whole number")
         for name in ("scope", "reading"):
             value = getattr(self, name)
             is_text = value is None or (isinstance(value, str) and value != "" and _is_unicode(value))
-            require(is_text, "prefix", f"given with a text in valid Unicode as {name}")
+            require(is_text, "prefix", f"a FixedPrefix in which {name} is text in valid Unicode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Replay:
         for name in ("ids", "closed_at"):
             values = getattr(self, name)
             are_numbers = isinstance(values, tuple) and all(type(each) is int and each >= 0 for each in values)
-            require(are_numbers, "replay", f"given with a tuple of whole numbers as {name}")
+            require(are_numbers, "replay", f"a Replay in which {name} is a tuple of whole numbers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ class QuoteSource:
     def __post_init__(self) -> None:
         for name in ("text", "name"):
             value = getattr(self, name)
-            require(isinstance(value, str) and _is_unicode(value), "sources", f"given with valid Unicode as {name}")
+            is_text = isinstance(value, str) and _is_unicode(value)
+            require(is_text, "sources", f"QuoteSources in which {name} is valid Unicode")
 
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | ToolName
@@ -127,19 +129,19 @@ class RequestOptions:
     prompt_only: prefill without generating.
     embedding: with prompt_only, report the mean of the prompt's last hidden states in an `embedding` event; bypasses
         the cache.
-    is_plain: the prompt, given as token ids, and the answer are plain text, without reasoning.
+    is_plain: with a prompt of token ids, treat the answer as plain text, without reasoning.
     date: day shown in the prompt.
     priority: scheduling class.
     owner: only requests of the same owner share cached prefixes.
-    conversation: name by which cached blocks can be evicted. None: evicted only with the whole cache.
+    conversation: name by which `clear_cache` can remove the cached blocks. None: removed only with the whole cache.
     continue_last: extend the last assistant message, or its reasoning.
-    when_full: if a conversation exceeds the context, reject it ("stop") or drop the oldest turns and report it.
+    when_full: if a conversation exceeds the context, reject it ("stop") or drop the oldest turns and report how many.
     adapter: name of a loaded adapter.
     logits_processors: names, applied in order.
     prefix: fixed beginning of the prompt.
     token_ids: report the answer's ids in `tokens` events.
     replay: tokens that the answer begins with. Their events come first, and generation continues after them.
-    sources: texts in the prompt that the answer can quote. Text between `[[n: ` and `]]` must occur in the n-th.
+    sources: texts in the prompt that the answer can quote. Text between `[[n: ` and `]]` must occur in source n.
 
     Raises InvalidRequestError, which names the option.
     """

@@ -40,8 +40,8 @@ class Parameter:
         field's name. Empty: not supported.
     """
 
-    help: str = ""  # of the command-line option; empty: no option
-    metavar: str = ""  # of the option; default: derived from kind and range
+    help: str = ""  # help text of the command-line option; empty: there is no option
+    metavar: str = ""  # placeholder in the help; default: derived from kind and range
     short: str = ""
     low: float = 0
     high: float = 1 << 31
@@ -97,12 +97,12 @@ class SamplingParams:
         help="Maximum tokens to generate, including thinking. Default: limited by the context only.",
         short="-n",
         low=1,
-        openai=_NONE,  # differs between OpenAI's APIs
+        openai=_NONE,  # handled separately, because the name differs between OpenAI's APIs
         responses={
             "max_output_tokens": "maximum tokens, including reasoning; if omitted or too large: as many as fit in the "
             "context"
         },
-        anthropic=_NONE,  # required there
+        anthropic=_NONE,  # handled separately, because it is required
         ollama={"num_predict": "maximum tokens, including reasoning; 0 or less: as many as fit in the context"},
         page=OnPage(
             label="Max tokens",
@@ -115,7 +115,7 @@ class SamplingParams:
     thinking_budget: int | None = _parameter(
         None,
         help="Maximum thinking tokens, after which the answer begins. Default: unlimited.",
-        openai=_NONE,  # each API specifies it differently
+        openai=_NONE,  # handled separately, because each API specifies it differently
         responses=_NONE,
         anthropic=_NONE,
         ollama=_NONE,

@@ -18,7 +18,7 @@ MAX_STATES, MAX_STEPS = 400, 40_000
 """Maximum states of an automaton that is converted to an expression, and maximum steps to build it."""
 
 MAX_SEARCHED, MAX_SEARCH_STEPS = 3_000, 40_000
-"""The same for an automaton that is only searched for a short text."""
+"""The same limits for an automaton that is only searched for a short text."""
 
 MAX_WRITTEN = 40_000
 """Maximum length of the resulting expression."""

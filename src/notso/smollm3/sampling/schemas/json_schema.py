@@ -35,8 +35,8 @@ MAX_INTERSECTED = 10
 """Maximum patterns that apply to the same text: the library's work doubles with each, and its memory is not limited."""
 
 CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
-"""Number of recent schemas that are cached, because clients repeat them, and their maximum length. Longer schemas are
-read one at a time, because reading takes a hundred times their size in memory."""
+"""Up to CACHED_SCHEMAS schemas of up to CACHED_CHARACTERS characters are cached, because clients repeat them. Longer
+schemas are read one at a time, because reading takes a hundred times their size in memory."""
 
 _LARGE = threading.Lock()
 

@@ -189,8 +189,8 @@ class Negation:
         """Return, for each option of a `oneOf`, schemas that exclude the overlapping other options, or None if these
         cannot be expressed.
 
-        is_exact: every value of exactly one option must be allowed. besides: a schema that all values match. closings:
-        for each option, a schema that its values also match.
+        is_exact: every value that matches exactly one option must be allowed. besides: a schema that all values match.
+        closings: for each option, a schema that its values also match.
         """
         found: list[list[Schema]] = []
         for number, option in enumerate(options):

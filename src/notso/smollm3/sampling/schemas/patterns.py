@@ -44,7 +44,7 @@ MAX_REPEATS = 100_000
 _NOTHING = r"[^\x{0}-\x{10ffff}]"
 _SURROGATES = (0xD800, 0xDFFF)
 _UNWRITABLE = ((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F))
-"""See `has_unwritable`."""
+"""Control characters that JSON writes only as numeric escapes."""
 _UNWRITABLE_TEXT = r"\x{0}-\x{7}\x{b}\x{e}-\x{1f}\x{7f}"
 _SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -76,7 +76,7 @@ class _NotUnicodeError(Exception):
 @dataclass(frozen=True, slots=True)
 class _Set:
     # A character class: ranges of code points, and Unicode properties in the library's spelling. is_pair: a character
-    # beyond U+FFFF, which is two units without the flag `u`.
+    # beyond U+FFFF, which is two UTF-16 units without the flag `u`.
 
     ranges: Ranges
     properties: tuple[str, ...] = ()

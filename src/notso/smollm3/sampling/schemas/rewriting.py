@@ -143,7 +143,7 @@ CONTAINED_WITHIN = 4
 
 
 def containing(item: Schema, least: int) -> Schema:
-    """Return a schema of arrays with `item` among the first few items or, if `least` > 1, as the first `least`."""
+    """Return a schema of arrays with `item` at one of the first positions or, if `least` > 1, at the first `least`."""
     places = [range(least)] if least > 1 else [range(at, at + 1) for at in range(CONTAINED_WITHIN)]
     arrays = (
         {
@@ -234,7 +234,7 @@ _Case = tuple[dict[str, Any], Schema]
 class SchemaRewriter:
     """Rewrites one document. `ignored` lists unknown keywords and formats.
 
-    Raises InvalidRequestError with `param`, which names the unsupported keyword.
+    Raises InvalidRequestError with `param`; its message names the unsupported keyword.
     """
 
     def __init__(self, document: dict[str, Any], param: str) -> None:
@@ -601,7 +601,7 @@ class SchemaRewriter:
             objects: list[dict[str, Any]] = [
                 {"type": "object", "required": list(chosen)} for chosen in itertools.combinations(optional, more)
             ]
-            if least == 1:  # each excludes the names of those before it, so that a text matches only one
+            if least == 1:  # each excludes the names of earlier objects, so that a text matches only one object
                 for number, each in enumerate(objects):
                     each["properties"] = dict.fromkeys(optional[:number], False)
                 objects.append({"type": "object", "properties": dict.fromkeys(optional, False), "minProperties": 1})

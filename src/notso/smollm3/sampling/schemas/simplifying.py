@@ -25,7 +25,7 @@ class ObjectCloser:
     """Closes the schema of one document and its definitions.
 
     A definition that alone describes a value is closed. If several schemas describe the same value, they are closed
-    together, and refer to an open copy of the definition.
+    together, and their references lead to open copies of definitions.
     """
 
     # declared: ids of the `properties` that declare properties, rather than test them in a condition.
