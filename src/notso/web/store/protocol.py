@@ -154,7 +154,7 @@ class StoredMessage:
     tool_uses: tuple[ToolUse, ...] = ()
     model: str = ""  # name of the model that generated the answer, if known
     rating: Rating = 0
-    citations: tuple[Citation, ...] = ()  # those that the store cannot verify have no document
+    citations: tuple[Citation, ...] = ()  # without document if the store cannot verify the quotation
     source: str = ""  # id in an imported file; saved, but never loaded
 
     @property
@@ -208,8 +208,8 @@ class NewTurn:
     assistant_message: StoredMessage
     idempotency_key: str
     instead_of: str | None = None  # id of the question that was edited
-    # Message that the question follows ('': none, as the chat is empty; None: the last one of the chosen branch). If
-    # this message already has a reply, the turn is refused.
+    # Message that the question follows ('': the chat is empty; None: the last message of the chosen branch). If this
+    # message already has a reply, the turn is refused.
     after: str | None = None
     trace: AnswerTrace | None = None  # without it, another process cannot continue the answer
 

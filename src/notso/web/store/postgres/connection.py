@@ -390,7 +390,7 @@ class Connections:
                     return work(PostgresDatabase(connection, self._replica))
 
     def cut_off(self, seconds: float = 0.0) -> None:
-        """Break connections that have been busy for `seconds`. With 0, break all and replace idle ones."""
+        """Break connections that have been busy for `seconds`. With 0, break all busy and replace all idle ones."""
         if not seconds:
             self._note_away(True)
             self._pool.drain()
