@@ -433,7 +433,7 @@ def readme_table() -> str:
                 cells += [f"{run[kind][i]['tok_s']:.3g}", f"{run['peer'][kind][i]['tok_s']:.3g}", ratio]
             rows.append(cells)
     below: tuple[tuple[str, Callable[[Row], str]], ...] = (
-        ("decode's share of the memory-bandwidth limit", lambda run: f"{run['decode'][0]['roofline']:.2f}"),
+        ("decoding, fraction of the memory-bandwidth limit", lambda run: f"{run['decode'][0]['roofline']:.2f}"),
         ("read bandwidth, GB/s", lambda run: f"{run['bandwidth_gb_s']:.1f}"),
         ("resident memory, MB", lambda run: f"{run['memory']['rss_mb']:,.0f}"),
     )

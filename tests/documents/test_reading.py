@@ -86,7 +86,7 @@ def test_without_confinement_native_parsers_are_refused() -> None:
 
 def test_without_the_extra_the_command_is_said() -> None:
     missing = "import sys; sys.modules['pypdfium2'] = None\nfrom notso.documents.child import main; main()"
-    with pytest.raises(UnreadableError, match=r"needs the extra documents: .*\[documents\]"):
+    with pytest.raises(UnreadableError, match=r"requires libraries that are not installed: .*\[documents\]"):
         DocumentReader(text_pdf(["a"]), "a.pdf", program=missing).read()
 
 

@@ -37,7 +37,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A quotation at characters `start` to `end` of an answer. `number`: the document's (0: [[none]] or a claim)."""
+    """A quotation at `start` to `end` of an answer. `number`: the document's number; 0: [[none]] or a claim."""
 
     start: int
     end: int

@@ -81,7 +81,7 @@ def container_of(head: bytes, extension: str) -> Container:
 
 
 def prepare(container: Container) -> None:
-    """Import modules before the sandbox prevents opening files. Raises ImportError if the extra is not installed."""
+    """Import modules before the sandbox prevents opening files. Raises ImportError if a library is not installed."""
     for name in _DECODERS:
         codecs.lookup(name)
     if container == "pdf":

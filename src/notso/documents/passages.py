@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 PASSAGE_TOKENS = 220
-# Estimated UTF-8 bytes per token. The estimate suits every script, because a Latin letter takes one byte, a Cyrillic
-# letter two, and a Chinese character three.
+# Estimated UTF-8 bytes per token. One number suits all scripts: in scripts with fewer characters per token, a character
+# takes more bytes (Latin 1, Cyrillic 2, Chinese 3).
 BYTES_PER_TOKEN = 4
 
 _UNIT = re.compile(r"[^\n.!?。！？]*(?:[.!?。！？]+(?=\s|$)|[。！？]+|[.!?]|\n+|$)\s*")
@@ -34,7 +34,7 @@ def page_at(pages: Sequence[int], place: int) -> int:
 
 
 def passages_of(text: str, pages: Sequence[int]) -> Iterator[Passage]:
-    """Split a text at the ends of sentences and lines into passages of at most about PASSAGE_TOKENS within a page."""
+    """Split each page of a text into passages of up to about PASSAGE_TOKENS that end with a sentence or line."""
     # The passages of a page have similar lengths, because BM25 would rank a short remainder above longer passages.
     for number, (start, end) in enumerate(zip(pages, (*pages[1:], len(text)), strict=True), start=1):
         units = [(first, estimated_tokens(text[first:last])) for first, last in _units(text, start, end)]

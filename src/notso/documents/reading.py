@@ -93,7 +93,9 @@ def document_of(given: Iterator[dict[str, Any]], grant: Callable[[int], None]) -
                 figures = {str(name): each for name, each in values.items() if isinstance(each, int)}
                 raise UnreadableError(one_line(sentence, MAX_SENTENCE_CHARACTERS), code, **figures)
             case {"missing": str()}:
-                raise UnreadableError(f"needs the extra documents: {install_line('documents')}", "document_extra")
+                raise UnreadableError(
+                    f"requires libraries that are not installed: {install_line('documents')}", "document_extra"
+                )
             case {"kind": str(kind), "title": str(title), "warnings": list(warnings)} if pages:
                 said = tuple(one_line(str(each)) for each in warnings[:MAX_WARNINGS])
                 return Document(one_line(kind, 20), one_line(title), "".join(texts), tuple(pages), said)

@@ -37,7 +37,7 @@ _DECEPTIVE = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 
 
 class UnreadableError(Exception):
-    """The document cannot be read. The message lacks the document's name at its start, as in `is encrypted`.
+    """The document cannot be read. The message follows the document's name, as in `is encrypted`.
 
     `code` selects the translation of the message ('': none), and `values` are the numbers in it.
     """
@@ -73,7 +73,7 @@ class Document:
 
 
 def clean(text: str) -> str:
-    """Normalize line ends, and remove control characters and characters with which text deceives readers."""
+    """Normalize line ends, and remove control characters and deceptive ones."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
     return _DECEPTIVE.sub("", _CONTROL.sub("", text))
 

@@ -41,7 +41,7 @@ class Copied:
     digest: str
 
 
-# Search indexes, which each database builds itself, and leases on messages, batches and documents are not copied.
+# Not copied: search indexes (each database builds its own), and leases on messages, batches and documents.
 TABLES = (
     Table("chats", CHAT_COLUMNS, ("id",), CHAT_TRUTHS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),

@@ -1,8 +1,8 @@
 """Protocol for document libraries: documents, their text, and full-text search.
 
 A "reading" is the KV cache of documents at the beginning of a prompt. It is pinned in the disk cache and used by all
-chats that begin with the same documents. Its scope is derived from the salts of the documents' libraries, so that only
-users with access to these libraries can use it.
+chats that begin with the same documents. Its scope (a cache namespace) is derived from the salts of the documents'
+libraries, so that only users with access to these libraries can use it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class StaleCache:
-    """A KV cache that engines must clear: that of a conversation of `owner`, or of a reading in `scope`."""
+    """A KV cache that engines must clear: of `owner`'s `conversation`, or of `reading` in `scope`."""
 
     number: int
     owner: str
@@ -170,7 +170,7 @@ class DocumentStore(Protocol):
         """Return the documents of a library, or of all readable libraries, oldest first."""
 
     async def some(self, owner: str, document_ids: Sequence[str]) -> list[StoredDocument]:
-        """Return those of these documents that the user can read, oldest first."""
+        """Return the given documents that the user can read, oldest first."""
 
     async def content(self, owner: str, document_id: str) -> bytes:
         """Return the original file, or b'' for an unknown document."""
@@ -195,7 +195,7 @@ class DocumentStore(Protocol):
     async def retry(self, owner: str, document_id: str) -> bool: ...
 
     async def delete(self, owner: str, document_id: str) -> bool:
-        """Delete a document and all derived data. Caches to clear are recorded for `stale`."""
+        """Delete a document and all derived data; `stale` then returns the caches to clear."""
 
     async def claim(self, now_ms: int) -> tuple[StoredDocument, bytes] | None:
         """Claim the oldest document to parse, and return it with its file."""

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFacts:
-    """Facts about a PostgreSQL server. `loses` names a disabled setting that would protect commits from loss."""
+    """Facts about a PostgreSQL server. `loses`: a disabled setting without which commits may be lost."""
 
     version: str
     connections: int

@@ -154,7 +154,7 @@ class StoredMessage:
     tool_uses: tuple[ToolUse, ...] = ()
     model: str = ""  # name of the model that generated the answer, if known
     rating: Rating = 0
-    citations: tuple[Citation, ...] = ()  # those that the store cannot verify have no document
+    citations: tuple[Citation, ...] = ()  # without document if the store cannot verify the quotation
     source: str = ""  # id in an imported file; saved, but never loaded
 
     @property
@@ -207,9 +207,9 @@ class NewTurn:
     user_message: StoredMessage
     assistant_message: StoredMessage
     idempotency_key: str
-    instead_of: str | None = None  # the question of which this one is an edited version
-    # Message that the question follows ('': none, as the chat is empty; None: the last one of the chosen branch). If
-    # this message already has a reply, the turn is refused.
+    instead_of: str | None = None  # id of the question that was edited
+    # Message that the question follows ('': the chat is empty; None: the last message of the chosen branch). If this
+    # message already has a reply, the turn is refused.
     after: str | None = None
     trace: AnswerTrace | None = None  # without it, another process cannot continue the answer
 
@@ -241,7 +241,7 @@ class TurnRefused:
     """The turn was not stored: the chat has an unfinished answer, or the chat, message or branch has changed."""
 
     running: StoredMessage | None  # the unfinished answer, if any
-    held_here: bool = True  # whether this process generates that answer, so that it can stop it
+    held_here: bool = True  # whether this process generates that answer and can stop it
     moved: bool = False  # the branch has continued or was deleted
 
 
@@ -261,7 +261,7 @@ class Heartbeat:
     # Turns that this process must continue. They are reported again until they are in `known`, because the result of a
     # heartbeat may be lost.
     taken: tuple[Orphan, ...] = ()
-    lost: frozenset[str] = frozenset()  # this process's generations that others have continued or interrupted
+    lost: frozenset[str] = frozenset()  # this process's generations that another process has continued or interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +450,7 @@ class ChatStore(Protocol):
         """Return the branch that ends in message `last` (None: the chosen branch; '': an empty one).
 
         `line` is empty for an unknown message. With `most_characters`, it omits messages before the newest finished
-        summary, and older messages once the newer ones exceed this length.
+        summary, and messages that are followed by more than this many characters.
         """
 
     async def attachments_above(self, owner: str, chat_id: str, message_id: str) -> list[Attachment]:
@@ -470,7 +470,7 @@ class ChatStore(Protocol):
     async def shown_message(self, owner: str, chat_id: str, message_id: str) -> Shown | None: ...
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
-        """Return the messages of all branches, oldest first (see tree.py)."""
+        """Return the messages of all branches, oldest first."""
 
     def message_pieces(self, owner: str, chat_id: str, *, shown: bool = False) -> AsyncIterator[list[StoredMessage]]:
         """Yield the messages of all branches, or of the shown one, oldest first, in chunks of limited size.
@@ -606,7 +606,7 @@ class ChatStore(Protocol):
     async def remove_owner(self, owner: str) -> None:
         """Permanently delete all data of an owner, in several transactions. Can be repeated after a failure.
 
-        Caches to clear are recorded for `documents.stale`.
+        `documents.stale` then returns the caches to clear.
         """
 
     async def backup(self, target: Path) -> None:

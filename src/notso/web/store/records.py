@@ -143,8 +143,7 @@ class ApiRecords(Protocol):
     async def claim_open_response(self, holder: str, known: Sequence[str], now_ms: int) -> OpenResponse | None:
         """Lease the oldest response without a valid lease.
 
-        A response that this process already leases but is not in `known` is returned again, as an earlier result may be
-        lost.
+        Also returns a response that this process has leased but that is not in `known`: an earlier result was lost.
         """
 
     async def leave_open_responses(self, holder: str) -> None:

@@ -12,7 +12,7 @@ from notso.web.turns.prompt import next_request
 
 
 def traced(request: Request, generation_id: str | None) -> Request:
-    """Return a copy of the request that reports token ids and has a seed, by default one derived from the id."""
+    """Return a copy of the request that reports token ids and has a seed, by default derived from `generation_id`."""
     seed = request.params.seed
     if seed is None:
         seed = int.from_bytes(hashlib.sha256((generation_id or "").encode()).digest()[:8]) >> 1

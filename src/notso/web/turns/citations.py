@@ -22,7 +22,7 @@ async def citations_of(
 ) -> tuple[Citation, ...]:
     """Locate the quotations of an answer, which refer by number to the documents of its prompt.
 
-    Text in ordinary quotation marks is searched in all documents, and returned only if none contains it.
+    Also returns each text in ordinary quotation marks that none of the documents contains.
     """
     marks = [each for each in marks_in(answer) if each.number]
     claims = list(claims_in(answer))

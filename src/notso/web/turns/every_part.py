@@ -1,6 +1,6 @@
 """Questions about every part of documents: one request is sent for each part, and the answers are joined in order.
 
-Search shows the model only a few passages, which is too little to count or list things. Here, it reads every part.
+Search shows the model only a few passages, too few to count or list things. Here, the model reads every part.
 """
 
 from __future__ import annotations

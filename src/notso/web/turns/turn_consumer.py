@@ -216,7 +216,7 @@ class TurnConsumer:
         await self._render_more()
         if shown is None:
             return
-        # Until the engine has replayed its tokens, show the rest of the text as a tail, which may still change.
+        # Until the engine has replayed the answer's tokens, show the rest of the text as a tail, which may change.
         for channel in CHANNELS:
             calls = [at for at, each in enumerate(segments) if isinstance(each, ToolUse)] if channel == "answer" else []
             behind = segments[calls[-1] + 1 :] if calls else segments

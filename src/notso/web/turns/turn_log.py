@@ -22,9 +22,9 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between two updates per reader. Updates to many readers are rarer, to leave time for the model."""
+"""Minimum seconds between two updates, times the number of readers, to leave time for the model."""
 NUMBERS_OF_A_LOG = 1_000_000_000
-"""A log that continues another process's log starts at the next multiple of this number, which no log reaches."""
+"""Upper bound of a log's changes. A log that continues another process's log starts at the next multiple of it."""
 CARD_MARK = "<!--tool-->"
 """Marks the place of a tool card in stored HTML. Other HTML is sanitized, so it contains no comments."""
 

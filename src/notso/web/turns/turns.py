@@ -50,8 +50,8 @@ class Turns:
         # The finish reason is None if the turn failed.
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self.at_mark: list[Callable[[Turn], None]] = []
-        # Forwards a method call (name, arguments) to the replica that runs the turn. Returns False without other
-        # replicas.
+        # Forwards a method call (name, arguments) to the replica that runs the turn. Returns False if there is no
+        # other replica.
         self.not_here: Callable[..., bool] = lambda method, *arguments: False
         self._marks: dict[str, Mark] = {}
         self._store = store

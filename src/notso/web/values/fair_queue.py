@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BEYOND = 4
-"""Owners with less than their share may exceed the capacity, up to this multiple of it in total."""
+"""When the capacity is used up, owners below an equal share may still add work, up to this multiple of it."""
 
 
 def has_room(held: Mapping[str, int], owner: str, most: int) -> bool:
@@ -26,7 +26,7 @@ def has_room(held: Mapping[str, int], owner: str, most: int) -> bool:
 class FairQueue:
     """Run work of several owners in turn. Use on the event loop.
 
-    With several threads, no owner occupies all of them, so that work of others starts at once.
+    With several threads, no owner occupies all of them, so that another owner's work starts at once.
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:

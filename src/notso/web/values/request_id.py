@@ -7,7 +7,7 @@ import secrets
 from contextvars import ContextVar
 
 HEADER = "x-request-id"
-SCOPE_KEY = "notso.request_id"  # in the ASGI scope, for the connection's timers
+SCOPE_KEY = "notso.request_id"  # in the ASGI scope, so that a connection's timers can log the id
 _GIVEN = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 request_id: ContextVar[str | None] = ContextVar("notso_request_id", default=None)

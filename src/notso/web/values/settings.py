@@ -199,7 +199,7 @@ class Settings:
     )
     mcp_config: Path | None = _setting(
         None,
-        help="File that lists MCP servers to use as tools (requires the optional extra mcp).",
+        help="File that lists MCP servers to use as tools (requires the optional extra `mcp`).",
         metavar="FILE",
         variable="NOTSO_MCP_CONFIG",
     )

@@ -80,7 +80,7 @@ class Shortcut(NamedTuple):
     # Keys without a modifier work only outside of text inputs, or in an empty input if `where` is "empty". No
     # combination edits text on any system. (On a Mac, Option with an arrow key or Enter would.)
     keys: str
-    target: str = ""  # selector whose last match is clicked; '': the input handles the key, which is only listed
+    target: str = ""  # selector whose last match is clicked; '': none, because the text input handles the key
     where: str = "anywhere"
 
     @property

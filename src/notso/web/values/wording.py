@@ -48,7 +48,7 @@ SEPARATORS: dict[str, tuple[str, str]] = {
 RIGHT_TO_LEFT = frozenset({"ar"})
 
 FAILURE = "failure_"
-"""Key prefix of translated errors, followed by the error's code. English messages are where errors are raised."""
+"""Key prefix of translated errors, followed by the error's code. English messages are in the code that raises them."""
 
 FOR_THE_MODEL = "tool_says_"
 """Prefix of strings that the model reads, which are never translated."""

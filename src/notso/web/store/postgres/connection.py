@@ -200,8 +200,7 @@ class PostgresDatabase(Database):
         return Heartbeat(orphans, adopted, self._lost(running))
 
     def _take_orphans(self, known: frozenset[str]) -> list[Any]:
-        # Includes orphans already held by this process but not known to it, because an earlier result may have been
-        # lost.
+        # Also return orphans that this process holds but that are not in `known`: an earlier result may have been lost.
         return self._connection.execute(
             "UPDATE messages SET holder = %s WHERE id IN (SELECT messages.id FROM messages"
             " JOIN answer_traces ON message_id = messages.id"
@@ -273,7 +272,7 @@ SHORT_PATIENCE_SECONDS = 0.5  # maximum wait after a failed attempt, so that req
 RECONNECT_SECONDS = 0.2  # how long the pool tries to reconnect; the next request starts another attempt
 TRIES = 3
 HANG_SECONDS = 1.5  # if a heartbeat takes longer, the database or network is considered hung
-MOST_SECONDS = 35.0  # time limit for work on a connection; statement_timeout is 30 s
+MOST_SECONDS = 35.0  # time limit for work on a connection, above statement_timeout (30 s)
 MIGRATION_LOCK = 0x6E6F74736F  # id of an advisory lock: arbitrary, but the same in every release
 
 AWAY = Sentence("the database is not responding: nothing was lost, please try again", "storage_away")
@@ -391,7 +390,7 @@ class Connections:
                     return work(PostgresDatabase(connection, self._replica))
 
     def cut_off(self, seconds: float = 0.0) -> None:
-        """Break connections that have been busy for `seconds`. With 0, break all and replace idle ones."""
+        """Break connections that have been busy for `seconds`. With 0, break all busy and replace all idle ones."""
         if not seconds:
             self._note_away(True)
             self._pool.drain()

@@ -22,7 +22,7 @@ WRITE_THREADS = 4
 READ_THREADS = 4
 LEASE_THREADS = 1  # heartbeats have their own thread, so that they do not wait for other work
 # Records are numbered before they are committed, so a lower number may become visible after a higher one. Therefore,
-# this many numbers are read again.
+# each query starts this far below the highest known number.
 COMMIT_SPREAD = 1000
 
 

@@ -79,7 +79,7 @@ class Database(ABC):
 
     @abstractmethod
     def vocabulary(self, owner: str) -> Iterator[str]:
-        """Yield the indexed words of this owner, and possibly of others."""
+        """Yield the indexed words of this owner, and possibly of other owners."""
 
     # ---- leases on unfinished answers
 

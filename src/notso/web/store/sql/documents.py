@@ -44,7 +44,7 @@ from notso.web.values.ids import new_id
 # must clear its disk cache.
 STALE_DAYS = 30
 # Records are numbered before they are committed, so a lower number may become visible after a higher one. Therefore,
-# this many numbers are read again.
+# each query starts this far below the highest known number.
 COMMIT_SPREAD = 1000
 ROWS_AT_ONCE = 200
 

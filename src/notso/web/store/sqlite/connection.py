@@ -36,7 +36,7 @@ from notso.web.values.errors import (
 
 logger = logging.getLogger("notso.web.store")
 
-BUSY_MS = 5000  # how long one connection waits for the other
+BUSY_MS = 5000  # how long a connection waits for a lock
 
 DAMAGED = Sentence(
     "the database of conversations is damaged and was left unchanged: restore a backup, or move away all files"
