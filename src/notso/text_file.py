@@ -124,7 +124,7 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises OSError as `open_regular`, or if it exceeds `most_bytes`."""
+    """Return the content of a regular file. Raises OSError like `open_regular`, and for more than `most_bytes`."""
     # The limit applies to the bytes read, because some files, such as those in /proc, report a size of 0.
     with open(open_regular(path), "rb") as file:
         content = file.read(most_bytes + 1)

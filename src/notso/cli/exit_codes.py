@@ -25,7 +25,7 @@ OUTPUT_CLOSED = 141  # the exit code that shells report for a process killed by 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The command that failed. Advice must not name options that it lacks."""
+    """The command that failed. Advice must not name options that the command lacks."""
 
     verb: str = ""
     options: frozenset[str] | None = None  # parameter names; None: any option may be named

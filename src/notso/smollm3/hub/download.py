@@ -110,8 +110,8 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 def _is_local(parts: SplitResult) -> bool:
     # Returns whether any address of the host is not globally routable. A name that this machine cannot resolve is
-    # accepted, because an HTTP proxy may resolve it. A name that resolves to a local address only later is no risk,
-    # because a local host has no certificate for that name.
+    # accepted, because an HTTP proxy may resolve it. If a name resolves to a local address after this check, the TLS
+    # handshake fails, because a local host has no certificate for that name.
     try:
         found = socket.getaddrinfo(parts.hostname, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

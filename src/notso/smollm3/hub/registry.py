@@ -229,7 +229,7 @@ def cached_files(repository: str) -> list[Path]:
 
 
 def snapshot_path(file: KnownFile) -> Path:
-    """Return the path of the link, named like the file, to the contents."""
+    """Return the path of the link to the contents; the link has the file's name."""
     return repository_folder(file) / "snapshots" / file.revision / file.filename
 
 

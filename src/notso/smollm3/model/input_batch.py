@@ -54,7 +54,7 @@ class InputBatch:
             self.up = self.backend.empty(*self.gated.shape)
 
     def fill(self, token_ids: Numbers, positions: Numbers, sequences: Numbers, sampled_rows: Numbers) -> None:
-        """Set token ids, positions and block table rows, all (rows,), and ascending sampled rows."""
+        """Set each row's token id, position and block table row (`sequences`), and the ascending `sampled_rows`."""
         write = self.backend.write
         write(self.token_ids, token_ids)
         write(self.positions, positions)
@@ -75,7 +75,7 @@ class InputBatch:
         return part
 
     def sampled(self) -> InputBatch:
-        """Return a step of the sampled rows that shares these arrays; its `x` is `last`."""
+        """Return an InputBatch of the sampled rows. It shares the arrays of this one; its `x` is `last`."""
         count = self.sampled_rows.shape[0]
         step = self.part(count, count)
         step.positions, step.sequences, step.row_numbers = (

@@ -81,7 +81,7 @@ class Generation:
         return Completion.from_events(self.events())
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` for new events, and now if there are events already. `notify` must not block."""
+        """Call `notify` when events are added, and immediately if there already are events. `notify` must not block."""
         with self._condition:
             self._listeners.append(notify)
             is_new = bool(self._events)

@@ -266,7 +266,8 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
         if named != expected:
             text = min(text for text, _ in named.items() ^ expected.items())
             raise ValueError(
-                f"token {quoted(text)} has id {named.get(text)} there, but {expected.get(text)} in the model file"
+                f"token {quoted(text)} has id {named.get(text)} in tokenizer.json, but "
+                f"{expected.get(text)} in the model file"
             )
 
 

@@ -196,7 +196,7 @@ async def chosen_model(host: EngineHost, registry: ModelRegistry | None, name: s
 async def loaded_engine(
     host: EngineHost, registry: ModelRegistry | None, name: str | None
 ) -> tuple[ChatEngine | None, ModelChoice]:
-    """Return the named model's engine, or None if it is not loaded, and the resolved name."""
+    """Return the resolved name and its engine; the engine is None if the model is not loaded."""
     # For work that does not justify loading a model.
     try:
         choice = await chosen_model(host, registry, name)

@@ -47,7 +47,7 @@ def adapter_files(folder: Path | None) -> list[AdapterFile]:
 
 
 def name_of(path: Path) -> str:
-    """Derive an adapter's name in requests from its path."""
+    """Return the name by which requests select the adapter at `path`."""
     stem = path.stem if path.suffix == ".gguf" else path.name
     return _NO_NAME.sub("-", stem).strip("._-")[:64] or "adapter"
 
@@ -65,8 +65,8 @@ ModelLoader = Callable[[Path | None], ChatEngine]
 """Function that loads a model file, or the demo model for None. Blocks; raises ModelError."""
 
 BesideLoader = Callable[[Path | None, int], ChatEngine]
-"""Like ModelLoader, but next to loaded engines. The second argument is their planned memory in bytes. Also raises
-OutOfMemoryError (see `BesideSource`)."""
+"""Like ModelLoader, but loads the model while other engines stay loaded. The second argument is their planned memory in
+bytes. Also raises OutOfMemoryError (see `BesideSource`)."""
 
 FileCheck = Callable[[Path | None], None]
 """Function that checks the headers of a model file. Raises NotsoError if the model cannot run."""

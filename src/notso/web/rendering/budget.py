@@ -41,7 +41,7 @@ class Deadline:
 
 
 class Budget:
-    """Remaining budget of a message. is_noted: whether the note about plain text has been shown."""
+    """Remaining budget of a message. is_noted: whether the note about unformatted text was added."""
 
     def __init__(self, seconds: float = MESSAGE_SECONDS, characters: int = MAX_HTML_CHARACTERS) -> None:
         self.is_noted = False

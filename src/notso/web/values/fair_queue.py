@@ -13,11 +13,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BEYOND = 4
-"""When the capacity is used up, owners below an equal share may still add work, up to this multiple of it."""
+"""When the capacity is used up, owners below an equal share may still add work, up to this multiple of the capacity."""
 
 
 def has_room(held: Mapping[str, int], owner: str, most: int) -> bool:
-    """Return whether an owner may hold one more of `most` places."""
+    """Return whether an owner may hold another place; there are `most` places."""
     # A single owner may hold all places. When all are taken, owners below an equal share may exceed the capacity.
     total, share = sum(held.values()), max(1, most // len({*held, owner}))
     return total < most or (held.get(owner, 0) < share and total < BEYOND * most)

@@ -1,4 +1,4 @@
-"""AccessStore in SQL that both databases understand. Subclasses run the transactions."""
+"""AccessStore in SQL that SQLite and PostgreSQL understand. Subclasses run the transactions."""
 
 from __future__ import annotations
 

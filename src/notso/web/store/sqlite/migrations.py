@@ -127,7 +127,7 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (owner, name)
     ) STRICT;
     """,
-    # 7: covering indexes for branches and sorted lists, independent of the size of messages; total size per owner.
+    # 7: covering indexes, so that branches and sorted lists are read without the messages; total size per owner.
     """
     DROP INDEX messages_by_parent;
     CREATE INDEX messages_below ON messages (parent_id, position, id, chosen_child, trash_id, owner);
@@ -188,7 +188,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
-    # 10: models of answers; sources of imported chats and messages, which are kept when a message is deleted.
+    # 10: the model of each answer; where chats and messages were imported from, also kept for deleted messages.
     """
     ALTER TABLE messages ADD COLUMN model TEXT NOT NULL DEFAULT '';
     ALTER TABLE chats ADD COLUMN source TEXT NOT NULL DEFAULT '';
@@ -201,7 +201,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX imported_by_message ON imported_messages (message_id);
     """,
-    # 11: the index contains the words from search_words, as in PostgreSQL. indexed_text() is defined there.
+    # 11: the index contains the words from search_words, as in PostgreSQL. search_words defines indexed_text().
     """
     DROP TABLE texts;
     CREATE VIRTUAL TABLE texts USING fts5(body, tokenize = "unicode61 remove_diacritics 0 tokenchars '+#'");
@@ -347,7 +347,7 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE messages ADD COLUMN citations TEXT NOT NULL DEFAULT '[]';
     """,
-    # 17: tokens of unfinished responses, including streams of named conversations, so that they can be continued.
+    # 17: tokens of unfinished responses and of streams with X-Conversation-Id, so that both can be continued.
     """
     ALTER TABLE open_responses ADD COLUMN path TEXT NOT NULL DEFAULT '/v1/responses';
     ALTER TABLE open_responses ADD COLUMN headers TEXT NOT NULL DEFAULT '{}';
