@@ -3,9 +3,9 @@
     notso synth build/words-3b.gguf --tokenizer tokenizer.json
     python benchmarks/library.py build/words-3b.gguf --pages 30 --files 200 --book 500
 
-Measures a PDF of some pages, a folder of text files, and for a book, parsing of all pages and two parts of "ask every
-part"; the figures for the whole book are extrapolated. Times are measured over HTTP, as for a user of the page, and the
-figures of prompts are those that the page shows. Answers are truncated. Run it on an idle machine.
+Measures a PDF, a folder of text files, and a book. All pages of the book are parsed, "ask every part" runs on two of
+its parts, and the time for the whole book is extrapolated. Times are measured over HTTP, as for a user of the page, and
+prompt figures are read from the page. Answers are truncated. Run it on an idle machine.
 """
 
 from __future__ import annotations
