@@ -39,9 +39,8 @@ for threads in 1 2 4 8 16; do
     "$python" -m notso bench "$model" --device cpu --threads "$threads" --prefill 256 --batch 0 --json
 done
 if [ -n "${LLAMA_BENCH:-}" ]; then
-  part "llama.cpp, GPU" 120 llama-cpp-cuda.json "$LLAMA_BENCH" -m "$model" -p 512,2048 -n 64 -ngl 99 -o json part
-  "llama.cpp, CPU" 180 llama-cpp-cpu.json "$LLAMA_BENCH" -m "$model" -p 256 -n 32 -r 3 -ngl 0 -dev none -t 1,2,4,8,16 -o
-  json
+  part "llama.cpp, GPU" 120 llama-cpp-cuda.json "$LLAMA_BENCH" -m "$model" -p 512,2048 -n 64 -ngl 99 -o json
+  part "llama.cpp, CPU" 180 llama-cpp-cpu.json "$LLAMA_BENCH" -m "$model" -p 256 -n 32 -r 3 -ngl 0 -dev none -t 1,2,4,8,16 -o json
 fi
 for tool in memcheck racecheck initcheck synccheck; do
   ! command -v compute-sanitizer >/dev/null || part "sanitizer: $tool" 300 "$tool.txt" \
