@@ -1,4 +1,5 @@
-"""Numbers in prose that a constant decides: each sentence is made with its value, and stands in its page."""
+"""Numbers in the documentation agree with constants: each sentence is built from its constant and must occur in its
+page."""
 
 from __future__ import annotations
 
