@@ -400,7 +400,7 @@ def near(call: Call, result: Array, expected: Array) -> bool:
         return bool(np.array_equal(result, expected))
     finite = np.isfinite(expected)
     if not finite.all():
-        return True  # which places are NaN depends on the order of a sum; the kernel tests compare families
+        return True  # the order of a sum decides which results are NaN; the kernel tests compare families
     scale = max(float(np.abs(expected).max(initial=0)), 1e-6)
     return bool((np.abs(result.astype(np.float64) - expected) <= TOLERANCE * scale).all())
 
@@ -444,7 +444,7 @@ def one_call(name: str, seed: int) -> None:
 
 
 def test_every_exported_operation_is_fuzzed() -> None:
-    """Of the CPU: what a GPU is asked for has its calls broken one by one in tests/qtensor/test_cuda_driver.py."""
+    """Only operations of the CPU: tests/qtensor/test_cuda_driver.py makes each call to a GPU fail."""
     exported = {name for name in dir(_native) if not name.lower().startswith(("_", "cuda"))}
     assert exported == set(OPERATIONS) | CONTROL
 

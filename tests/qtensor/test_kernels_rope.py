@@ -1,4 +1,4 @@
-"""Rotary positions: the table against float64, the rotation against its numpy twin, both layouts."""
+"""Rotary positions: the table compared with float64, and the rotation with its NumPy reference, in both layouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notso.qtensor.backends.cpu import ops
 from notso.qtensor.errors import OperandError
 from notso.qtensor.reference import ops as reference
 
-TABLE_TOLERANCE = 6.1e-8  # half a unit in the last place of a float32 just below one, and float64's own error
+TABLE_TOLERANCE = 6.1e-8  # half a unit in the last place of a float32 just below one, plus the error of float64
 ROPE_TOLERANCE = 3e-7  # the table's rounding, two products and a sum, relative to the pair's length
 
 Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
