@@ -190,7 +190,7 @@ def test_logits_fill_the_context_but_no_more(engine: Engine) -> None:
 
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set an event when a generation is stopped; otherwise, sampling would reach the end before another thread reacts."""
+    """Set an event when a generation is stopped, for scripts that must wait until another thread stops it."""
     heard, stop = threading.Event(), Generation.stop
 
     def noted(generation: Generation) -> None:

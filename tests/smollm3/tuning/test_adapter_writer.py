@@ -1,4 +1,4 @@
-"""PEFT's folders as GGUF adapters and merged files: what the engine computes with each is the same."""
+"""PEFT folders converted to GGUF adapters and merged files give the same results in the engine."""
 
 from __future__ import annotations
 
