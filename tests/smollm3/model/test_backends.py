@@ -171,7 +171,7 @@ def test_weights_go_up_once_and_the_engine_names_its_backend() -> None:
         assert engine.info.kernels == "numpy" and engine.info.threads == 1
         assert engine.weight_placement == "mmap"
         matrices = [name for name, tensor in engine._file.tensors.items() if len(tensor.shape) == 2]
-    assert sorted(name for name in backend.weights if name in matrices) == sorted(matrices)  # without the check's weights
+    assert sorted(name for name in backend.weights if name in matrices) == sorted(matrices)  # not the check's
 
 
 def test_the_memory_plan_asks_the_backend_what_there_is() -> None:
