@@ -33,11 +33,11 @@ from documents.made import text_pdf  # noqa: E402
 from server import Server  # noqa: E402
 
 ANSWER_TOKENS = 16
-"""Limit of answers, because a model with random weights does not end them."""
+"""Limit of an answer's tokens, because a model with random weights does not end its answers."""
 WORDS_A_PAGE = 380
 WORDS_A_LINE = 12
 PARTS = 2
-"""Number of parts of the book that are read."""
+"""Number of parts of the book that "ask every part" reads."""
 NUMBERS = re.compile(
     r"prompt: ([\d,]+) tokens in ([\d.]+) s(?:, ([\d,]+) cached)?.*?first token after ([\d.]+) s", re.S
 )

@@ -80,8 +80,7 @@ def build(target: str) -> Path:
 
 
 def cross_build(target: str) -> Path:
-    """Build a program of tests/native for AArch64 with all its kernels. It is linked statically, so it needs no
-    libraries."""
+    """Build a program of tests/native for AArch64 with all its kernels, linked statically to run without libraries."""
     options = ["-DSANITIZE=", "-DCMAKE_EXE_LINKER_FLAGS=-static", *_for_aarch64()]
     return _make(ROOT / "tests" / "native", "aarch64", target, *options) / target
 

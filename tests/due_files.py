@@ -29,7 +29,7 @@ PLANNED = ROOT / "build" / "tests_planned.json"
 SECONDS = ROOT / "build" / "tests_seconds.json"
 
 ALWAYS = "tests/architecture/"
-"""Tests of the repository as a whole: no list of files says what they depend on."""
+"""Tests of the whole repository, whose dependencies cannot be listed."""
 DRAWN_OF = 10
 
 EVERYWHERE = ("pyproject.toml", "supply/build.txt", "supply/run.txt", "supply/dev.txt", "tests/conftest.py")
@@ -39,11 +39,11 @@ DATA = {
     "src/notso/smollm3": ("src/notso/smollm3", "src/notso/demo"),
     "src/notso/web": ("src/notso/web",),
 }
-"""Folder of a package -> files and folders whose contents, besides Python, its modules read or are built from."""
+"""Folder of a package -> files and folders, other than Python modules, that the package reads or is built from."""
 WHOLE_SERVER = ("src/notso/web/app.py", "tests/web/conftest.py")
-"""Files that import all of the server. What a test reaches only through them does not make it due, or every change in
-the server would make due every test that starts one: a test counts as one of the package at the same place under src/
-and of what it names, and the others are drawn. `make check` runs all."""
+"""Files that import the whole server. What a test reaches only through them is ignored; otherwise, every change in the
+server would make every test that starts one due. Such a test depends on the package at the corresponding path under
+src/ and on files that it names, and the remaining ones are drawn at random. `make check` runs all tests."""
 PROGRAMS = (
     "c++",
     "chromium",
@@ -134,8 +134,7 @@ def named(name: str) -> frozenset[str]:
 
 @cache
 def fixtures(name: str) -> frozenset[str]:
-    """Return the conftest.py files above a test whose fixtures it uses, including fixtures that are used
-    automatically."""
+    """Return the conftest.py files above a test whose fixtures it uses, explicitly or automatically."""
     found = set()
     for folder in Path(name).parents[:-1]:
         conftest = f"{folder}/conftest.py"

@@ -26,7 +26,7 @@ FORMATS_AND_DEVICES = (
     "tests/smollm3/model/test_backends.py",
     "tests/smollm3/model/test_every_format.py",
 )
-"""Whole models on every device and in every format: due with the kernels and with the engine."""
+"""Tests of whole models on every device and in every format, due after changes to the kernels or the engine."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "native": (
@@ -163,11 +163,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/smollm3/engine/test_library.py",
     ),
 }
-"""Group -> files and folders that its tests look at."""
+"""Group -> files and folders that its tests depend on."""
 
 APART = {"clients", "ray", "tune"}
-"""They run in environments of their own and are skipped where those cannot be installed: only `make test-long` records
-them."""
+"""Groups that run in separate environments, and are skipped if these cannot be installed. They are recorded only by
+`make test-long`."""
 
 
 def is_long(group: str) -> bool:

@@ -25,10 +25,10 @@ BUILD = ROOT / "build" / "coverage"
 PAGE = ROOT / "docs" / "coverage.md"
 
 SIDE_BY_SIDE = 3
-"""Folders of tests at a time: one computes while the others wait."""
+"""Number of test folders that run in parallel, because tests often wait."""
 
 Lines = dict[str, tuple[int, int]]
-"""File, from the root -> (lines that can be run, lines that were)."""
+"""Path relative to the root -> (number of executable lines, number of executed lines)."""
 
 REPLACE = """
 import importlib.util, sys

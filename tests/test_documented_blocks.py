@@ -82,7 +82,7 @@ def shell_blocks() -> list[Any]:
 
 
 def test_every_block_has_a_test() -> None:
-    """"text" marks output and formulas; blocks in other languages run below."""
+    """Blocks marked "text" are output or formulas; all others run below."""
     assert {each.language for each in BLOCKS} <= {"sh", "python", "json", "toml", "text", ""}
     assert len([each for each in BLOCKS if each.missing]) <= MOST_NOT_RUN
     fences = sum(path.read_text("utf-8").count("\n```") for path in {ROOT / each.page for each in BLOCKS})
@@ -124,8 +124,7 @@ def free_ports() -> dict[str, str]:
 
 
 class Shell:
-    """Runs a block in an isolated home folder. A server that a block starts in the foreground is stopped once it
-    listens."""
+    """Runs a block in an isolated home folder. A server in the foreground is stopped once it listens."""
 
     def __init__(self, folder: Path, ports: dict[str, str]) -> None:
         self.folder, self.ports = folder, ports
@@ -308,7 +307,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "support.gguf": write_adapter,
     "legal-peft": write_adapter,
 }
-"""Files of the reader's that blocks name."""
+"""User files that the blocks refer to."""
 
 
 @pytest.mark.parametrize("block", runnable("python"))

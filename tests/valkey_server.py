@@ -1,5 +1,4 @@
-"""A separate Valkey server for a test, or Redis if only that is installed. It uses a free port, and keeps it when
-restarted."""
+"""A separate Valkey server for a test, or Redis if only that is installed. Restarts keep its port."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`make again` reruns failed tests. Tests that then pass are reported as flaky; tests that fail again fail the
-check."""
+"""`make again` reruns failed tests: those that pass are reported as flaky, and those that fail fail the check."""
 
 from __future__ import annotations
 

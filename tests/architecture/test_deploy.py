@@ -1,5 +1,4 @@
-"""Deployment files agree with the program: sandboxing and options of the service, settings, contents of the
-packages."""
+"""Deployment files agree with the program: sandboxing and options of the service, settings, package contents."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ import notso
 _parser: Any = pkgutil.resolve_name("re._parser")
 
 SMALL_SIZES = (16, 24, 32, 40, 48, 64)
-"""Close together: where two ways to match double with each repetition, a larger step would never end."""
+"""Small steps, because if two alternatives double the time with each repetition, a larger step would never end."""
 SIZES = (*SMALL_SIZES, 256, 1024, 4096, 16_384)
 MOST_GROWTH = 6.0  # factor, for four times the text
 MEASURABLE_SECONDS = 0.02
@@ -168,8 +168,7 @@ def _class_of(members: Any) -> str:
 
 
 def parts_of(items: Any, before: str = "") -> Iterator[tuple[str, Any, bool]]:
-    """Yield each part of a pattern: a text that matches the preceding parts, the part, and whether it repeats without
-    limit."""
+    """Yield each part of a pattern: a text that matches preceding parts, the part, and whether it repeats unlimited."""
     for op, argument in items:
         match str(op):
             case "BRANCH":
@@ -187,8 +186,7 @@ def parts_of(items: Any, before: str = "") -> Iterator[tuple[str, Any, bool]]:
 
 
 def attacks(pattern: re.Pattern[Any]) -> list[Callable[[int], str]]:
-    """Return functions from a size to a text, which repeats one part of the pattern, alone or after a matching
-    prefix."""
+    """Return functions from a size to a text, which repeats one part of the pattern, alone or after matching text."""
     source = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
     tree = _parser.parse(source, pattern.flags & ~re.UNICODE if isinstance(pattern.pattern, bytes) else pattern.flags)
     pumps: dict[tuple[str, str], None] = {}

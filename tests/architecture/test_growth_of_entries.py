@@ -54,7 +54,7 @@ from notso.web.values.visible_text import visible_line
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20
 UNNOTICED_SECONDS = 0.05
-"""Below it, caches shared with other processes decide, and no other request waits long."""
+"""Shorter times depend on caches shared with other processes, and delay no other request noticeably."""
 REFUSALS = (InvalidRequestError, ApiError, Problem, ToolError, SettingsError, NotTextError)
 
 TEXT = ("a", " ", "\n", "\r", "a ", "\u4e2d", "\U0001f99c", "e\u0301", "\u00a0", "'s", "1", "<", "!", "a=a", "\x85")
@@ -134,8 +134,7 @@ class Entry:
 
     @property
     def sizes(self) -> Iterable[int]:
-        """Yield small steps first, because a cost that doubles every few characters would take forever with large
-        sizes."""
+        """Yield small steps first: if a few characters double the cost, larger sizes would take forever."""
         yield from (size + len(self.before) for size in SMALL_SIZES)
         size = 256
         while size < self.most:

@@ -1,5 +1,4 @@
-"""Faults of libraries in macOS wheels are found, such as a missing signature, a foreign symbol or a newer minimum
-system."""
+"""Faults of libraries in macOS wheels are found, such as a missing signature or a newer minimum system."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Numbers in the documentation agree with constants: each sentence is built from its constant and must occur in its
-page."""
+"""Numbers in the documentation agree with constants: sentences built from constants must occur in their page."""
 
 from __future__ import annotations
 

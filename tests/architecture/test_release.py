@@ -1,5 +1,4 @@
-"""Releases are rejected if something is missing, are complete or undone, and CI runs the same commands as
-developers."""
+"""A release is rejected if something is missing, and undone if it fails; CI runs the same commands as developers."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ def imported(path: Path) -> set[str]:
 
 
 def graphs() -> dict[str, Graph]:
-    """Return for each folder an import graph of its modules and packages; imports of a package's modules count as its
-    own."""
+    """Return an import graph of modules and packages for each folder; a package's imports include its modules'."""
     modules = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in MODULES}
     packages = {name.removesuffix(".__init__") for name in modules if name.endswith(".__init__")}
     found: dict[str, Graph] = {name: {} for name in packages}

@@ -28,7 +28,7 @@ FORKS = {
 }
 FOLDERS = re.compile(r"/(proc|sys)(/|$)")
 LIBRARIES = {"src/notso/qtensor/backends/cuda/driver.py"}
-"""Load a library by its name: libcuda.so.1, where there is one."""
+"""Modules that may load a library by name: libcuda.so.1, if it exists."""
 
 
 def faults(source: str, name: str = "module.py") -> Iterator[str]:

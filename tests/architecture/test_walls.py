@@ -62,8 +62,7 @@ def nodes(path: Path) -> list[ast.AST]:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Yield (line, module, names) for each import statement, including nested ones; names is empty for `import
-    module`."""
+    """Yield (line, module, names) for each import statement, including nested ones; no names for `import module`."""
     for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -196,8 +195,7 @@ def test_no_dynamic_imports_and_no_evaluated_text() -> None:
 
 
 def test_one_module_loads_plugins_and_only_in_their_own_process() -> None:
-    """Only `notso.plugins.child`, in the plugin's process, calls `load`, which executes code of another
-    distribution."""
+    """Only `notso.plugins.child`, in the plugin's process, calls `load`, which executes another distribution's code."""
     loads = [path for path in MODULES if re.search(r"\b(point|entry\w*)\.load\(", path.read_text("utf-8"))]
     assert loads == [LOADS_PLUGINS]
     users = {

@@ -121,8 +121,7 @@ def test_no_header_reads_what_pyconfig_says_otherwise_on_macos() -> None:
 
 @pytest.mark.parametrize("platform", ["macosx_11_0_arm64", "macosx_11_0_x86_64"])
 def test_everything_that_runs_is_locked_for_macos(platform: str) -> None:
-    """Checking files' tags would need the package index, so this checks that dependencies only for macOS are in the
-    lock files."""
+    """Check that dependencies only for macOS are in the lock files; checking files' tags would need the index."""
     locked = "".join((ROOT / "supply" / name).read_text() for name in ("build.txt", "run.txt"))
     asked = {
         re.split(r"[\s<>=!~;\[]", requirement, maxsplit=1)[0].lower().replace("_", "-")

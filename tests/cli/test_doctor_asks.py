@@ -1,5 +1,4 @@
-"""`notso doctor --from URL`, a container's health check, and `notso doctor --report`, which prints text for an
-issue."""
+"""`notso doctor --from URL`, a container's health check, and `notso doctor --report`, the text for an issue."""
 
 from __future__ import annotations
 

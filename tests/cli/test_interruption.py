@@ -53,8 +53,7 @@ def test_ctrl_c_before_anything_is_imported_is_no_traceback(monkeypatch: pytest.
 
 
 def wait_until_it_reads(run: subprocess.Popen[bytes]) -> None:
-    """Wait until the process reads a line (`read` of descriptor 0). A signal just before that would be handled only
-    after it."""
+    """Wait until the process reads a line from descriptor 0. An earlier signal would be handled only after the read."""
     for _ in range(6000):
         if Path(f"/proc/{run.pid}/syscall").read_text().startswith("0 0x0 "):
             return

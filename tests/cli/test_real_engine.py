@@ -40,10 +40,7 @@ def answer(notso: Run, small_model: Path) -> Callable[..., dict[str, Any]]:
 def test_run_answers_and_counts(answer: Callable[..., dict[str, Any]]) -> None:
     told = answer()
 
-    # <|im_start|>user
-    # hi<|im_end|>
-    # <|im_start|>assistant
-    # , with one token per byte and per special token
+    # user turn "hi" and the beginning of the assistant's turn, with one token per byte and per special token
     assert told["usage"]["prompt_tokens"] == 1 + 7 + 1 + 1 + 1 + 10
     assert told["usage"]["completion_tokens"] == 12
     assert told["finish_reason"] == "length"

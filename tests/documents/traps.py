@@ -346,8 +346,7 @@ OVER = "could not be read: it failed, or exceeded|needs more than 1,024 MiB of m
 
 
 def _inflating(count: int) -> bytes:
-    """Return deflated bytes that inflate to 700 KB of text operators for each of `count`, without creating that
-    text."""
+    """Return deflated bytes that inflate to `count` times 700 KB of text operators, without creating that text."""
     packer, held = zlib.compressobj(9), io.BytesIO()
     held.write(packer.compress(b"BT /F1 12 Tf "))
     piece = b"(aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa) Tj " * 10_000

@@ -157,8 +157,7 @@ def rms_norm_expected(c: Call) -> Call:
 
 
 def matmul(rng: Rng) -> Call:
-    """Return a call with one or several weights: plain, added to the output, or two of them gated; with or without a
-    norm."""
+    """Return a call with one or several weights: plain, added to the output, or two gated; with or without a norm."""
     combine = int(rng.integers(0, 3))
     rows = [size(rng, 40)] * (combine or size(rng, 3))
     first, number, k = weight(rng, rows[0])
@@ -174,8 +173,7 @@ def matmul(rng: Rng) -> Call:
 
 
 def matmul_expected(c: Call) -> Call:
-    """Return NumPy's result for a plain product; otherwise, the result of separate operations, whose bits must be
-    equal."""
+    """Return NumPy's result of a plain product; otherwise, that of separate operations, whose bits must be equal."""
     if any(c["slab_strides"]):
         return {}
     x = c["x"]

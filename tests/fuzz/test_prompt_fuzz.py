@@ -185,8 +185,7 @@ def test_answers_are_read_the_same_however_they_are_cut(tokenizer: Tokenizer) ->
 
 
 def _read(pieces: list[str]) -> list[tuple[str, str]]:
-    """Feed pieces to the stop strings and the tool-call parser. Return joined texts, and calls without their random
-    ids."""
+    """Feed pieces to the stop strings and the tool-call parser. Return joined texts, and calls without random ids."""
     stops, calls = StopStrings(["stop!", "op"]), ToolCallParser()
     found: list[str | ToolCall] = []
     for piece in pieces:

@@ -28,8 +28,7 @@ ALPHA = 16.0
 def random_pairs(
     config: SmolLM3Config, seed: int, *, rank: int = 8, size: float = 0.05, roles: tuple[str, ...] = MATRICES
 ) -> Pairs:
-    """Create values that float16 represents exactly, so that all file formats are equal; reproducible on any
-    machine."""
+    """Create reproducible values that float16 represents exactly, so that all file formats are equal."""
     indices = itertools.count()
 
     def numbers(*shape: int) -> Floats:
@@ -51,11 +50,12 @@ def golden_pairs(base: Path) -> Pairs:
 
 
 CONVERTED = Path(__file__).with_name("converted_adapter.gguf")
-"""Made by llama.cpp's converter of the folder that `write_converters_input` writes:
+"""Created with llama.cpp's converter from the output of `write_converters_input`:
 
     python convert_lora_to_gguf.py FOLDER/adapter --base FOLDER/base --outtype f16 --outfile converted_adapter.gguf
 
-(llama.cpp as llama-cpp-python 0.3.36 has it; the numbers are ours.)"""
+The version was that of llama-cpp-python 0.3.36; the values are ours.
+"""
 
 
 def converted_pairs(config: SmolLM3Config) -> Pairs:
@@ -64,8 +64,7 @@ def converted_pairs(config: SmolLM3Config) -> Pairs:
 
 
 def write_converters_input(folder: Path, config: SmolLM3Config) -> None:
-    """Write a PEFT folder `adapter` for a model with this configuration, and a folder `base`, which the converter
-    reads."""
+    """Write a PEFT folder `adapter` for a model with this configuration, and the folder `base` for the converter."""
     targets = list(MATRICES)
     write_peft(folder / "adapter", converted_pairs(config), config.head_dim, target_modules=targets)
     (folder / "base").mkdir()

@@ -10,26 +10,26 @@ from golden.store import TOP, Floats, Golden, shared, top_tokens
 from notso.smollm3 import Engine
 
 FLOAT_TOLERANCE = 1e-3
-"""Largest error of a float model's logits, as a part of their range. Keys and values are kept in half precision, which
-transformers does not do; all else is float32 in both."""
+"""Maximum error of a float model's logits, relative to their range. We keep keys and values in half precision, and
+transformers does not; everything else is float32 in both."""
 
 ROUNDING_TOLERANCE = 1e-6
-"""The same where half precision is taken out of the comparison: what float32 itself leaves after eight layers."""
+"""Maximum error if both have half precision: rounding of float32 over eight layers."""
 
 LEAST_TOP1 = 0.99
-"""Part of the positions at which the likeliest token must be llama.cpp's. Both multiply blocks by 8-bit activations;
-where two tokens are about equally likely, a rounding decides."""
+"""Minimum share of positions with llama.cpp's most likely token. Both multiply blocks by 8-bit activations; if two
+tokens are about equally likely, rounding decides."""
 
 LEAST_TOP5 = 0.98
-"""Part of llama.cpp's five likeliest tokens that must be among our five."""
+"""Minimum share of llama.cpp's top five tokens that are in our top five."""
 
 OTHER_TOP5 = 0.01
-"""So much less of them than llama.cpp has in common with itself, where that is less: random numbers of an adapter leave
-no clear fifth."""
+"""The share may be lower by this than llama.cpp's agreement with itself, if that is low: with an adapter's random
+values, the fifth place is undecided."""
 
 CLEAR_LEAD = 0.01
-"""A lead of the likeliest token, as a part of the logit range, that no rounding of ours or llama.cpp's turns over:
-several times the differences seen between llama.cpp's own ways to work."""
+"""Minimum lead of the most likely token, relative to the logit range, that rounding cannot reverse: several times the
+observed differences between modes of llama.cpp."""
 
 
 def logits_of(engine: Engine, kept: Golden, adapter: str | None = None) -> Floats:
@@ -38,8 +38,7 @@ def logits_of(engine: Engine, kept: Golden, adapter: str | None = None) -> Float
 
 
 def error_of(ours: Floats, kept: Golden) -> float:
-    """Return the maximum error relative to the logit range, over the fully stored positions and all positions' top
-    tokens."""
+    """Return the maximum error of fully stored positions and of all top tokens, relative to the logit range."""
     whole = np.abs(ours[kept.rows] - kept.logits).max(initial=0)
     likeliest = np.abs(_at(ours, kept.top_ids) - kept.top_logits).max()
     return float(max(whole, likeliest) / kept.logit_range)
@@ -54,8 +53,8 @@ def check_floats(engine: Engine, kept: Golden, adapter: str | None = None) -> No
 
 def check_half_cache(engine: Engine, kept: Golden) -> None:
     """Check logits against an oracle whose cache has half precision, too. Only rounding errors of float32 remain,
-    except where a key or value lies so close to the middle of two half-precision values that it was rounded to the
-    other one."""
+    except where a key or value lies close to the middle of two half-precision values and was rounded to the other
+    one."""
     errors = np.abs(logits_of(engine, kept)[kept.rows] - kept.logits).max(1) / kept.logit_range
     assert (errors < ROUNDING_TOLERANCE).sum() >= 3
     assert errors.max() < FLOAT_TOLERANCE / 2

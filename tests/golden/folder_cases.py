@@ -21,8 +21,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def _head(folder: Path, model: RandomModel, *, copy: bool = False, drop: str = "") -> None:
-    """Add an lm_head to the single file: a copy of the embedding, or other values. `drop`: name of a tensor to
-    remove."""
+    """Add an lm_head to the single file: a copy of the embedding, or other values. `drop`: tensor to remove."""
     path = folder / "model.safetensors"
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")

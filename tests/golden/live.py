@@ -25,8 +25,7 @@ TIMEOUT_S = 900
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OracleLogits:
-    """`lists` are the token ids, including greedy ones; `logits` are float32 of shape (total length of the lists,
-    V)."""
+    """`lists` are the token ids, including greedy ones; `logits` are float32 (total length of the lists, V)."""
 
     lists: list[list[int]]
     logits: npt.NDArray[np.float32]

@@ -22,10 +22,10 @@ import numpy as np
 
 ROWS, COLUMNS = 4, 256
 FILE_TYPES = {"Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "MXFP4": "MXFP4_MOE"}
-"""Whose files of one type llama.cpp calls otherwise."""
+"""Block types whose file type has another name in llama.cpp."""
 
 UNNAMED = {"TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39}
-"""Numbers that the package may have no name for."""
+"""Numbers of types for which the package may not have a name."""
 
 
 class Traits(ctypes.Structure):

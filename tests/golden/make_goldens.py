@@ -33,7 +33,7 @@ from notso.smollm3.model.weights import MATRICES
 
 GREEDY_TOKENS = 64
 ROPE = "rope_of_the_3b"
-"""No model's logits: the rotation frequencies of the released configuration, plain and with YaRN."""
+"""The rotation frequencies of the released configuration, with and without YaRN; this file contains no logits."""
 
 
 def random_f32(folder: Path) -> Golden:
@@ -122,7 +122,7 @@ LIBRARIES = {
     "converted_adapter": "llama_cpp",
     "shapes_3b": "llama_cpp",
 }
-"""What computes a golden, where that is not transformers."""
+"""Library that computes a golden file, if not transformers."""
 
 
 def demo_prompts() -> list[list[int]]:
@@ -170,7 +170,7 @@ def _until_end(ids: list[int], prompt_length: int, ends: frozenset[int]) -> list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the golden files anew.")
+    parser = argparse.ArgumentParser(description="Regenerate the golden files.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join([*GOLDENS, ROPE])}; all by default")
     names = parser.parse_args().names or [*GOLDENS, ROPE]
     if unknown := set(names) - {*GOLDENS, ROPE}:

@@ -19,13 +19,13 @@ from notso.smollm3.model.weights import SmolLM3Weights
 Floats = npt.NDArray[np.float32]
 Matmul = Callable[[Floats, QTensor], Floats]
 Attention = Callable[[Floats, Floats, Floats], Floats]
-"""From position 0: q (L, H, D) over k, v (L, KH, D) -> (L, H * D)."""
+"""Attention function from position 0: q (L, H, D), k and v (L, KH, D) -> (L, H * D)."""
 
 QUANTIZED: Matmul = reference.matmul
-"""Activations as bytes, as the kernels have them."""
+"""Product with activations rounded to bytes, as in the kernels."""
 
 DEQUANTIZED: Matmul = reference.matmul_dequantized
-"""Activations as they are: what the blocks stand for, with nothing rounded on the way."""
+"""Product with unrounded activations and dequantized weights."""
 
 
 def float_attention(q: Floats, k: Floats, v: Floats) -> Floats:

@@ -40,8 +40,7 @@ OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outpu
 
 
 def hf_rows(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Return the rows of q or k in Hugging Face's order: for each head, rows 0, 2, 4, ... of the file, then 1, 3, 5,
-    ..."""
+    """Return the rows of q or k in Hugging Face's order: for each head, rows 0, 2, 4, ..., then 1, 3, 5, ..."""
     heads = [weight[start : start + head_dim] for start in range(0, len(weight), head_dim)]
     return np.concatenate([np.concatenate([head[0::2], head[1::2]]) for head in heads])
 
@@ -187,8 +186,7 @@ def quantize(path: Path, out: Path, file_type: int, importance: Path | None) -> 
 
 
 def write_rope(out: Path) -> None:
-    """Write inv_freq (64,) float32 and the attention factor, of the released configuration and of the model card's
-    YaRN."""
+    """Write inv_freq (64,) float32 and the attention factor of the released configuration and of its YaRN variant."""
     from transformers import SmolLM3Config
     from transformers.models.smollm3.modeling_smollm3 import SmolLM3RotaryEmbedding
 

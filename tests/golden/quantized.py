@@ -34,7 +34,7 @@ from training.corpus import sample
 FILE = Path(__file__).with_name("quantized.json")
 SEED = 20_261_125  # not a seed of the training
 JUDGED, JUDGED_TOKENS = 24, 400
-"""Conversations, and the tokens that are read of each."""
+"""Number of evaluated conversations, and of tokens read from each."""
 
 READ_CHARACTERS = 40_000
 

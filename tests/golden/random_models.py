@@ -66,8 +66,8 @@ class RandomModel:
         return {f"{name}.weight": value for name, value in shapes.items()}
 
     def weights(self) -> Iterator[tuple[str, Floats]]:
-        """Yield name and values of every tensor, float32, uniformly distributed: around 1 for norms, around 0 for
-        others."""
+        """Yield name and float32 values of every tensor, uniformly distributed: around 1 for norms, otherwise around
+        0."""
         for index, (name, (shape, deviation)) in enumerate(self.tensors().items()):
             values = even(self.seed, index, int(np.prod(shape))) * np.float32(deviation * 3**0.5)
             yield name, (values + np.float32(len(shape) == 1)).reshape(shape)
@@ -126,10 +126,10 @@ def even(seed: int, index: int, count: int) -> Floats:
 
 
 RANDOM = RandomModel()
-"""Eight layers, F32: compared with transformers."""
+"""A model with eight layers in F32, compared with transformers."""
 
 YARN_CONTEXT = 96
-"""Trained context that the YaRN comparison states, so that 192 positions need it."""
+"""Trained context in the YaRN comparison, so that 192 positions require YaRN."""
 
 SHAPES_3B_VOCAB = 4096
 

@@ -13,7 +13,7 @@ from notso.qtensor.gguf import GGUFFile
 
 FOLDER = Path(__file__).parent
 TOP = 5
-"""So many of the likeliest tokens are kept at every position."""
+"""Number of most likely tokens that are stored for each position."""
 
 REMAKE = "python tests/golden/make_goldens.py"
 
@@ -95,8 +95,7 @@ class Golden:
 
     @property
     def first_seen(self) -> npt.NDArray[np.bool_]:
-        """Return a mask (P,) that is false where an earlier list has the same ids up to here, to avoid counting
-        twice."""
+        """Return a mask (P,) that is false where an earlier list has the same ids up to here, which count once."""
         seen: set[tuple[int, ...]] = set()
         fresh = []
         for ids in self.lists:

@@ -37,8 +37,7 @@ def backend_restored() -> Iterator[None]:
 
 @pytest.fixture
 def every_family() -> EveryFamily:
-    """Return a function that runs a computation with the generic kernels and with all others, whose bits must be
-    equal."""
+    """Return a function that runs a computation with every kernel family and asserts that the bits are equal."""
 
     def run(compute: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
         kernel_choice.use_kernels("generic")

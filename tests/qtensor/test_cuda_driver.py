@@ -78,7 +78,7 @@ def test_a_failure_at_every_call_is_typed_and_leaves_nothing(result: int, wanted
                 kinds.add(type(error))
                 assert "\n" not in str(error)
                 error.__traceback__ = None
-            assert left() == 0, f"call {number} leaves something behind"
+            assert left() == 0, f"call {number} leaves allocations behind"
             set_up(fail_at=0)
         gc.unfreeze()
         assert wanted in kinds and kinds <= {wanted, DeviceError}

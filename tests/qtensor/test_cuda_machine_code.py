@@ -46,7 +46,7 @@ class Use:
 
     registers: int
     spilled: int
-    """Bytes stored to memory for want of registers, and loaded again."""
+    """Bytes stored to and loaded from memory because registers were insufficient."""
 
 
 def compiled(architecture: int, cubin: Path, *more: str, source: Path = KERNELS_SOURCE) -> dict[str, Use]:

@@ -17,8 +17,7 @@ WIDTHS = (1, 31, 32, 33, 255, 256, 257, 1000, 4099)
 
 
 def rows_of(width: int) -> np.ndarray:
-    """Return ordinary values, ties at both ends, zeros of both signs, infinities, and NaN at the beginning and in
-    between."""
+    """Return ordinary values, ties at both ends, zeros of both signs, infinities, and NaN in several places."""
     x = RNG.standard_normal((8, width)).astype(np.float32)
     x[1, [0, -1]] = 9
     x[2] = 0

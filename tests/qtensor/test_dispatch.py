@@ -113,7 +113,7 @@ def test_a_fresh_process_takes_the_best() -> None:
 def test_a_family_this_cpu_lacks_is_refused() -> None:
     lacking = [name for name in _native.known_kernels() if name not in kernel_choice.available_kernels()]
     if not lacking:
-        pytest.skip(f"this CPU runs every family there is: {', '.join(_native.known_kernels())}")
+        pytest.skip(f"this CPU supports every family: {', '.join(_native.known_kernels())}")
     for name in lacking:
         with pytest.raises(KernelChoiceError, match="cannot run"):
             kernel_choice.use_kernels(name)

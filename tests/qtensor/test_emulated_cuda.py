@@ -42,8 +42,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long("native")]
 
 @pytest.fixture(scope="module")
 def emulated_module() -> Path:
-    """Build the native module with the family `cuda-emulated`, in the module's build folder, which contains most
-    objects."""
+    """Build the native module with the family `cuda-emulated`, reusing most objects of the module's build folder."""
     return built("_native_cuda_emulated")
 
 

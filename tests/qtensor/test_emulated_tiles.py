@@ -80,15 +80,14 @@ pytestmark = [
     pytest.mark.long("native"),
     pytest.mark.timeout(1200),
     pytest.mark.skipif(
-        "avx512_vnni" not in kernel_choice.cpu_features(), reason="the AMX kernels need AVX-512 beside tiles"
+        "avx512_vnni" not in kernel_choice.cpu_features(), reason="the AMX kernels also need AVX-512"
     ),
 ]
 
 
 @pytest.fixture(scope="module")
 def emulated_module() -> Path:
-    """Build the native module with the family `amx-emulated`, in the module's build folder, which contains most
-    objects."""
+    """Build the native module with the family `amx-emulated`, reusing most objects of the module's build folder."""
     return built("_native_emulated")
 
 

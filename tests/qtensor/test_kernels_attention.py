@@ -1,5 +1,4 @@
-"""Causal attention over a half-precision cache: all families equal the generic one, which equals its NumPy
-reference."""
+"""Causal attention over a half-precision cache: all families equal the generic one, and that one NumPy's."""
 
 from __future__ import annotations
 
@@ -116,7 +115,7 @@ def test_sequences_of_a_batch_do_not_know_each_other(every_family: Every) -> Non
 
 @pytest.mark.parametrize("length", [1, 16, 33, 127, 128, 129, 200])
 def test_what_lies_beyond_the_length_does_not_matter(length: int, every_family: Every) -> None:
-    """The caches above contain NaN after each sequence. This test compares the bits with zeros, huge values and
+    """The caches above contain NaN after each sequence. Here, bits are compared with zeros, huge values and
     infinities."""
     rng = np.random.default_rng(length)
     stored = store([length], 1, 64, rng)

@@ -93,8 +93,7 @@ def put(stored: Stored) -> None:
 
 
 def drawn() -> list[Any]:
-    """Return every size and every format of a head, each format with some sizes; all pairs if native code has
-    changed."""
+    """Return every size and every format of a head, in some combinations; in all if native code has changed."""
     pairs = itertools.product(enumerate((16, 32, 48, 64, 128)), enumerate(FORMATS))
     long = pytest.mark.long("native")
     return [pytest.param(dim, format, marks=[long] if (i - j) % 3 else []) for (i, dim), (j, format) in pairs]
@@ -225,8 +224,7 @@ def test_nan_shows_where_it_is_seen(format: ops.KVFormat, every_family: Every) -
 
 
 def test_tiles_that_are_not_there() -> None:
-    """Below 8 bits, a row needs its first and last tile from the window pool, and those in between from the other
-    pool."""
+    """Below 8 bits, a row needs its first and last tile from the window pool, and all others from the main pool."""
     rng = np.random.default_rng(6)
     stored = store([400], 1, 16, rng, "k4v4")
     assert stored.window is not None

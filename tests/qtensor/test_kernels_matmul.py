@@ -38,8 +38,8 @@ each_quantized = pytest.mark.parametrize("format", QUANTIZED, ids=str)
 
 
 def drawn(values: tuple[int, ...]) -> list[tuple[Format, int]]:
-    """Return formats with a fifth of the values each, and values with a fifth of the formats; all pairs if native code
-    has changed."""
+    """Return each format with a fifth of the values and each value with a fifth of the formats; all pairs after changes
+    of native code."""
     pairs = itertools.product(enumerate(FORMATS.values()), enumerate(values))
     return [(format, value) for (i, format), (j, value) in pairs if (i + j) % 5 == 0 or is_long("native")]
 
@@ -61,8 +61,7 @@ def product(x: npt.NDArray[np.float32], weight: QTensor) -> npt.NDArray[np.float
 
 
 def twin(x: npt.NDArray[np.float32], weight: QTensor) -> npt.NDArray[np.float32]:
-    """Return the NumPy reference's result; rows whose length is not a multiple of 256 are padded with zeros on both
-    sides."""
+    """Return the NumPy reference's result; rows are padded with zeros to a multiple of 256 on both sides."""
     missing = -weight.cols % 256
     if missing:
         padding = np.zeros((weight.rows, missing // weight.format.block_values * weight.format.block_bytes), np.uint8)
@@ -204,8 +203,7 @@ def test_a_column_does_not_know_its_neighbors(format: Format, make_weight: Make,
 
 @each_format
 def test_activations_that_are_not_ordinary(format: Format, make_weight: Make, every_family: Every) -> None:
-    """NaN and infinities affect only their own rows; zeros, subnormals and huge values are handled as ordinary
-    numbers."""
+    """NaN and infinities affect only their own rows; zeros, subnormals and huge values are ordinary numbers."""
     rng = np.random.default_rng(format.ggml_type)
     weight = make_weight(format, 25, 512, rng)
     x = activations(rng, 21, 512)

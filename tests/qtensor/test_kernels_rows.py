@@ -1,5 +1,4 @@
-"""Operations on rows of floats: all families equal the generic one, which equals its NumPy reference within a
-tolerance."""
+"""Operations on rows of floats: all families equal the generic one, which is close to its NumPy reference."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from notso.qtensor.tensor import QTensor
 QUANTIZED = [format for format in FORMATS.values() if not format.is_float]
 
 FAR = 0.9
-"""Root mean square of the error beside the numbers': ternary blocks have 0.8, a wrong layout has 1 and more."""
+"""Maximum root mean square error relative to the values': ternary blocks have 0.8, and a wrong layout at least 1."""
 
 
 @pytest.fixture(scope="module")

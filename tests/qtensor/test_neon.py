@@ -60,8 +60,7 @@ def test_a_bit_turned_over_is_noticed(fault: str, family_bits: Path) -> None:
 
 
 def test_operations_and_threads() -> None:
-    """Operations with several threads, families that are selected at run time, and arrays that end at inaccessible
-    pages."""
+    """Operations with several threads, families selected at run time, and arrays that end at inaccessible pages."""
     driver = aarch64.cross_build("driver")
     for cpu, families in FAMILIES.items():
         run = aarch64.run(cpu, driver, "kernels", SEED, "0")

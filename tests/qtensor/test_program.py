@@ -92,8 +92,7 @@ def test_replay_gives_the_bits_of_eager_calls(rows: int, make_weight: Make, ever
 
 
 def test_contents_are_read_when_it_runs(make_weight: Make) -> None:
-    """Decode token by token with one program whose ids and positions change in place; the bits equal a whole
-    prefill."""
+    """Decode token by token with one program whose ids and positions change in place; the bits equal a prefill's."""
     whole, single = Layer(make_weight, 140), Layer(make_weight, 1)
     whole.step()
     program = ops.Program()

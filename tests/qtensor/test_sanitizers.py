@@ -72,8 +72,7 @@ def watch(driver: Path, what: str) -> None:
 
 
 def test_kernels_and_operations_stay_in_their_memory(tmp_path: Path) -> None:
-    """All families and formats with exactly sized arrays: no access out of bounds, no undefined behavior, and equal
-    bits."""
+    """All families and formats with exactly sized arrays: no access out of bounds or undefined behavior; equal bits."""
     need_sanitizer("address,undefined", tmp_path)
     without_amx = "OFF" if "amx_int8" in kernel_choice.cpu_features() else "ON"
     watch(build("address,undefined", f"-DWITHOUT_AMX={without_amx}"), "kernels")

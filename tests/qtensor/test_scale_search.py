@@ -12,7 +12,7 @@ from notso.qtensor.reference import blocks
 SEARCHED = [Q4_K, Q5_K, Q6_K]
 
 OBVIOUS = {Q4_K: 15, Q5_K: 31, Q6_K: 63}
-"""Steps between the smallest and the largest number of a group."""
+"""Number of steps between the minimum and the maximum of a group."""
 
 
 def numbers(seed: int, *shape: int) -> np.ndarray:

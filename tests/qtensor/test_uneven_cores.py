@@ -27,8 +27,7 @@ Make = Callable[..., QTensor]
 
 
 def test_the_pool_with_workers_that_differ(tmp_path: Path) -> None:
-    """tests/native/uneven_cores.cpp: 1 to 128 threads, with slow threads, one that occasionally stops, and a slow
-    caller."""
+    """tests/native/uneven_cores.cpp: 1 to 128 threads, with slow and pausing ones, and a slow caller."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")

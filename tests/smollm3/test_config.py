@@ -31,7 +31,7 @@ OFFICIAL: dict[str, Any] = {
     "smollm3.vocab_size": 128256,
     "tokenizer.ggml.tokens": ["x"] * 128256,
 }
-"""What the official files say, in the words they say it."""
+"""Metadata of the official files."""
 
 REQUIRED = (
     "general.architecture",
@@ -47,7 +47,7 @@ REQUIRED = (
 
 
 def read(**changes: Any) -> SmolLM3Config:
-    """Return the configuration of the official metadata with changed keys (`__` for dots), or without those set to
+    """Return the configuration of the official metadata with changed keys (`__` for dots), without those set to
     None."""
     changed = OFFICIAL | {key.replace("__", "."): value for key, value in changes.items()}
     return SmolLM3Config.from_metadata({key: value for key, value in changed.items() if value is not None})

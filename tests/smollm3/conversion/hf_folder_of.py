@@ -43,8 +43,7 @@ def hf_name(name: str) -> str:
 
 
 def hf_rows(name: str, values: np.ndarray, head_dim: int) -> np.ndarray:
-    """Reorder rows of queries and keys from pairs to halves, row by row: row 2i of a head becomes i, row 2i + 1 half +
-    i."""
+    """Reorder rows of queries and keys from pairs to halves: row 2i of a head becomes i, row 2i + 1 half + i."""
     if ".attn_q" not in name and ".attn_k" not in name:
         return values
     out = np.empty_like(values)

@@ -31,7 +31,7 @@ FORMATS = {
 DEFAULT = ("Q4_K_M", "Q8_0")
 LONG = pytest.mark.long("conversion")
 PERPLEXITY_MARGIN = 1.005
-"""How much more than llama.cpp's ours may be."""
+"""Maximum ratio of our perplexity to llama.cpp's."""
 
 
 @pytest.mark.parametrize("mix", [mix if mix in DEFAULT else pytest.param(mix, marks=LONG) for mix in MIXES])
@@ -61,8 +61,7 @@ def _theirs(mix: str) -> str:
 
 
 def test_a_text_says_which_columns_matter(tmp_path: Path) -> None:
-    """A text gives the importance of columns. A file and a folder give equal results, and metadata records the
-    source."""
+    """A text gives the importance of columns. A file and a folder give equal results, and metadata name the text."""
     source = SMALL.write(tmp_path / "floats.gguf")
     told: list[str] = []
     quantize(source, tmp_path / "made.gguf", "Q4_K_M", TEXT, 1, lambda what, done, total: told.append(what))
@@ -162,8 +161,7 @@ def test_numbers_that_no_block_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mix", "most"), [("Q4_K_M", "Q4_K"), pytest.param("Q5_K_M", "Q5_K", marks=LONG)])
 def test_what_makes_the_logits_has_more_bits_and_nothing_else_of_that_size(tmp_path: Path, mix: str, most: str) -> None:
-    """As in llama.cpp's quantizer, the tensor that computes the logits has more bits; without lm_head, that is the
-    embedding."""
+    """As in llama.cpp's quantizer, the tensor for logits has more bits; without lm_head, that is the embedding."""
     for tied, embedding in ((True, "Q6_K"), (False, most)):
         model, made = replace(SMALL, tied=tied), tmp_path / f"made-{tied}.gguf"
         folder = write_folder(model, tmp_path / f"folder-{tied}")

@@ -45,7 +45,7 @@ ROTATIONS = {
     "both names of the scaling": (1.069315, 0.305073, 0.044901, 0.00652957),
     "an original length outside": (1.138629, 0.266939, 0.0224505, 0.00326479),
 }
-"""By case: transformers' attention factor, and its frequencies of pairs 2, 5 and 9."""
+"""Case -> transformers' attention factor, and its frequencies of pairs 2, 5 and 9."""
 
 
 def converted(case: FolderCase, tmp_path: Path) -> GGUFFile:

@@ -1,5 +1,4 @@
-"""Assumptions of the benchmark: the context has the stated depth, every token is timed, and concurrent answers
-overlap."""
+"""Assumptions of the benchmark: the context's depth is correct, tokens are timed, and concurrent answers overlap."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=12, seed=5, ignore_eos=True)
 IDS = np.random.default_rng(2).integers(0, SMALL.vocab, 150).tolist()
 TOLERANCE = 0.02
-"""Of logits around 10: sums of floats in another order, and keys and values rounded to halves after them."""
+"""For logits of about 10, because sums have another order, and keys and values are then rounded to half precision."""
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from notso.smollm3.model.transformer import SmolLM3
 from notso.smollm3.model.weights import SmolLM3Weights
 
 LENGTH = 135
-"""Over the edge of a tile (128 positions), and no multiple of anything."""
+"""Beyond a tile boundary (128 positions), and not a multiple of a block or step size."""
 
 Cut = Callable[[int], list[int]]
 
@@ -68,8 +68,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=["floats", "blocks", "demo"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Write small files, because generic kernels are slow: F32; random weights in the Q4_K_M mix; and a trained
-    model."""
+    """Write small files, because generic kernels are slow: F32, random Q4_K_M weights, and a trained model."""
     path, length = tmp_path_factory.mktemp("case") / "model.gguf", LENGTH
     if request.param == "floats":
         replace(RANDOM, hidden=128, ffn=192, heads=4, head_dim=32, vocab=301, layers=4).write(path)
@@ -166,8 +165,7 @@ def test_the_size_of_prefill_steps_changes_nothing(
 
 
 def test_a_cached_prefix_changes_nothing(demo_engine: Engine) -> None:
-    """A prompt is answered with an empty cache, and after itself, its beginning, a diverging prompt and a longer
-    one."""
+    """A prompt is answered with an empty cache, and after itself, its beginning, a diverging and a longer prompt."""
     prompt = RANDOM.prompts(20, 90)[-1]
 
     def answer(before: list[int]) -> tuple[list[Event], int]:

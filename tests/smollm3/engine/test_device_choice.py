@@ -111,7 +111,7 @@ def test_memory_that_runs_out_while_loading_leaves_nothing(
                 assert engine.info.device_note
                 fell_back += 1
         del engine
-        assert left(there) == 0, f"call {number} leaves something behind"
+        assert left(there) == 0, f"call {number} leaves allocations behind"
     assert fell_back >= points // 3, "only failures while freeing memory are harmless"
 
 

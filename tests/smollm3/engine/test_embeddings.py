@@ -12,7 +12,7 @@ from notso.smollm3.hub.registry import demo_path
 
 TEXTS = ["What is 27 + 48?", "1", "The sum of twelve and thirty is forty-two. " * 6]
 ROUNDING = 0.005
-"""Activations are rounded to bytes, and a sum in another order may round to the next one."""
+"""Activations are rounded to bytes, so another order of a sum may change a rounded value."""
 
 
 @pytest.fixture(scope="module")

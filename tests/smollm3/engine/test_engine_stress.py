@@ -35,7 +35,7 @@ from notso.smollm3.output.generation import Generation
 SMALL = RandomModel(seed=5, layers=2, hidden=64, ffn=96, heads=2, kv_heads=1, head_dim=32, vocab=400)
 ANSWERS = 10_000 if "FUZZ_SECONDS" in os.environ else 500 if is_long("engine") else 100
 CROWDS = itertools.product(("k8v8", "k4v3"), (False, True)) if ANSWERS > 100 else (("k8v8", False), ("k4v3", True))
-"""Formats of the cache, with and without files for what is evicted."""
+"""Cache formats, with and without files for evicted blocks."""
 CLIENTS = 12
 SEED = int(os.environ.get("FUZZ_SEED", SystemRandom().getrandbits(32)))
 
@@ -66,8 +66,7 @@ def said(events: list[Event]) -> str:
 
 
 def check(case: Case, events: list[Event], *, whole: bool) -> None:
-    """Assert that one usage and one end are the last events, and that the text is that of `case`, or a beginning of
-    it."""
+    """Assert that one usage and one end are the last events, and that the text is, or begins, that of `case`."""
     kinds = [event.kind for event in events]
     assert kinds[-2:] == ["usage", "end"] and kinds.count("usage") == kinds.count("end") == 1, kinds
     usage = events[-2].usage
@@ -166,8 +165,7 @@ class Client:
 def crowded(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_drafts: None
 ) -> Iterator[Engine]:
-    """Load an engine with six slots and blocks for little more than two long answers, with and without files for the
-    rest."""
+    """Load an engine with six slots and blocks for little more than two long answers, with and without a disk cache."""
     kv: KVFormat
     kv, on_disk = request.param
     monkeypatch.setattr(memory_plan, "SHARED_TOKENS", 1024)

@@ -1,5 +1,4 @@
-"""The beginning of the next turn is prefilled while the engine is idle: its reuse, its interruption, and its effects on
-others."""
+"""The beginning of the next turn is prefilled while the engine is idle: reuse, interruption, and effects on others."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Return a function that submits messages, scripts `said` as the answer, and returns it as the history will contain
-    it."""
+    """Return a function that submits messages, scripts `said` as the answer, and returns it as in the history."""
 
     def ask(engine: Engine, messages: Sequence[Message], said: str = SAID, **options: Any) -> Message:
         with monkeypatch.context() as patched:
@@ -70,8 +68,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
 @pytest.mark.parametrize("kv", KV_FORMATS)
 @pytest.mark.parametrize("thinking", [False, True])
 def test_all_but_the_words_is_there(ask: Ask, kv: KVFormat, thinking: bool) -> None:
-    """The answer is the same with and without prefill ahead; the long answer after the reasoning takes several
-    steps."""
+    """The answer is the same with and without prefill ahead, which takes several steps for a long answer."""
     said = f"<think>\n{THOUGHT}\n</think>\n{SAID}" if thinking else SAID
     with load(kv) as engine:
         history = [QUESTION, ask(engine, [QUESTION], said, thinking=thinking)]

@@ -1,5 +1,4 @@
-"""Logits of a whole context are the same in pieces, during answers, and with concurrent callers; no answer has to
-wait."""
+"""Logits of a whole context are the same in pieces, during answers, and with concurrent callers; answers go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's tokens equal those from `Engine.logits`, with any concurrent requests and cached
+"""Log probabilities of a prompt's tokens equal those from `Engine.logits`, with any other requests and cached
 blocks."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The cost of another question about a fixed prefix: only the prefix's last tokens and the question are computed
-again."""
+"""The cost of another question about a fixed prefix: only its last tokens and the question are computed again."""
 
 from __future__ import annotations
 

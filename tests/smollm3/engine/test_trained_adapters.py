@@ -1,5 +1,4 @@
-"""Sixteen adapters trained on the demo model: each gives its sentence alone, after others, and concurrently with all
-others."""
+"""Sixteen adapters trained on the demo model: each gives its sentence alone, after others, and concurrently."""
 
 from __future__ import annotations
 

@@ -18,15 +18,15 @@ from notso.smollm3.kv.kv_cache import KVFormat
 from notso.smollm3.sampling.sampler import log_probabilities
 
 LEAST_TOP1 = 0.995
-"""Part of the positions at which the likeliest token must be the reference's: of all text, the user's words too."""
+"""Minimum share of positions with the reference's most likely token, in the whole text including the user's words."""
 
 MOST_KL = 1e-3
-"""Mean Kullback-Leibler divergence there, in nats."""
+"""Maximum mean Kullback-Leibler divergence, in nats."""
 
 LEAST_TOP1_OF_ALL, MOST_KL_OF_ALL = 0.985, 2.5e-3
-"""The same where activations are not even rounded to bytes; the answers alone must keep the bounds above. The model
-has no opinion of what a user says next, so that small differences turn it over: the reference itself, with bytes for
-activations, agrees with floats at 0.991 of all text."""
+"""The same limits compared with activations that are not rounded to bytes; answers alone must satisfy the limits above.
+The model cannot predict users' words, so small differences change the most likely token there: even the reference with
+activations in bytes agrees with floats at only 0.991 of the whole text."""
 
 pytestmark = pytest.mark.long("engine")
 

@@ -36,7 +36,7 @@ def test_an_interrupted_first_step_leaves_no_half_recorded_program(
             nonlocal calls
             calls += 1
             if calls > 2 * SMALL.layers - 2:  # halfway through the second step, the first that decodes
-                raise RuntimeError("half recorded; replayed, the logits would be those of no step at all")
+                raise RuntimeError("the recording is incomplete")
             feed_forward(self, layer, step)
 
         with monkeypatch.context() as patch, pytest.raises(EngineError):

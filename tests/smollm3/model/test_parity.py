@@ -34,7 +34,7 @@ def golden(name: str, model: Path) -> Golden:
     kept = Golden.load(name)
     found = sha256(model) if model == demo_path() else weights_sha256(model)
     if kept.model_sha256 != found:
-        pytest.fail(f"tests/golden/{name}.npz belongs to another {model.name}; make it anew: {REMAKE} {name}")
+        pytest.fail(f"tests/golden/{name}.npz belongs to another {model.name}; regenerate it: {REMAKE} {name}")
     return kept
 
 

@@ -27,7 +27,7 @@ SHAPE = {"layers": 4, "hidden": 256, "ffn": 512, "heads": 8, "kv_heads": 2, "voc
 IDS = list(range(300, 324))
 
 ROUNDED = 0.05
-"""Largest difference of a logit, as a share of their range: activations are rounded to bytes."""
+"""Maximum difference of a logit, relative to the logit range, because activations are rounded to bytes."""
 
 
 def write_mix(out: Path, head: Format, others: list[Format], plain: Path) -> Path:

@@ -26,10 +26,10 @@ from notso.smollm3.model.transformer import SmolLM3
 from notso.smollm3.model.weights import SmolLM3Weights
 
 RIGHT = 1e-3
-"""As in test_parity: the right model's error, relative to the logit range, is below this."""
+"""As in test_parity: maximum error of the correct model, relative to the logit range."""
 
 WRONG = 0.01
-"""A model with one mistake is further away than this: ten times what is allowed."""
+"""Minimum error of a model with a mistake: ten times the limit above."""
 
 
 @contextmanager

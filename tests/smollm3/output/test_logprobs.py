@@ -40,8 +40,7 @@ def answered(
 
 
 def expected(engine: Engine, prompt: list[int], answer: list[int]) -> np.ndarray:
-    """Return log probabilities (L, V) at each token of the answer, recomputed in double precision with an empty
-    cache."""
+    """Return log probabilities (L, V) at each token of the answer, recomputed in float64 with an empty cache."""
     logits = engine.logits([*prompt, *answer])[len(prompt) - 1 : -1].astype(np.float64)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -49,8 +48,7 @@ def expected(engine: Engine, prompt: list[int], answer: list[int]) -> np.ndarray
 
 @pytest.mark.parametrize("params", [SamplingParams(max_tokens=120, temperature=0), SAMPLED], ids=["greedy", "sampled"])
 def test_they_are_the_models_own(demo_engine: Engine, params: SamplingParams) -> None:
-    """They are taken before penalties, temperature and filters, and equal a separate computation with the same
-    tokens."""
+    """They are taken before penalties, temperature and filters, and equal those of a separate computation."""
     prompt, answer, events = answered(demo_engine, SUM, params, top_logprobs=4)
     values = expected(demo_engine, prompt, answer)
     found = entries(events)

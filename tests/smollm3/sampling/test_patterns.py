@@ -32,7 +32,7 @@ NOT_SUPPORTED = (
     *("together with a Unicode property", "a lookbehind", "a backreference", "control characters"),
     *("lone surrogate", "nothing satisfies it", "matches no text", "more lookarounds"),
 )
-"""What may be refused of valid patterns, by name."""
+"""Parts of error messages for valid patterns that may be rejected."""
 
 
 class Writer:

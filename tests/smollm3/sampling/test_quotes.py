@@ -330,8 +330,7 @@ class CountedLookups(dict[bytes, int]):
 
 @pytest.fixture
 def examined(quotes: Quotes, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
-    """Record how much each mask examines: places of a narrow interval, tokens of a wide one, and lookups of long
-    tokens."""
+    """Record how much each mask examines: places of a narrow interval, tokens of a wide one, and token lookups."""
     found: dict[str, list[int]] = {"places": [], "tokens": [], "lookups": []}
     continuations, agreeing, continuing = QuoteIndex.continuations, QuoteIndex.agreeing, Quotation.continuing
     ids = CountedLookups(quotes.vocabulary.ids)

@@ -143,7 +143,7 @@ NARROWER: dict[str, dict[str, Any]] = {
         "unevaluatedProperties": False,
     },
 }
-"""By name: schemas of whose values some may not be written."""
+"""Schemas for which some valid values cannot be generated, by name."""
 
 
 @pytest.fixture(scope="module")

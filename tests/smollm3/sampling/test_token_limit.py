@@ -131,7 +131,7 @@ LIMITED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a multiple": ({"type": "integer", "minimum": 100_000, "multipleOf": 7}, "100002"),
 }
-"""By name: a schema, and a short text of it. With so many tokens as that takes, and more, an answer can end."""
+"""By name: a schema, and a short matching text. With a limit of at least that text's tokens, an answer can end."""
 
 
 @pytest.mark.parametrize(

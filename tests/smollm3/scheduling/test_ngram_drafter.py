@@ -31,8 +31,7 @@ LONG = list(range(100, 200))
 
 
 def after(match: int, then: list[int] = LONG) -> NgramDrafter:
-    """Create a drafter whose text ends with a match of this length (up to 50); `then` follows the earlier
-    occurrence."""
+    """Create a drafter whose text ends with a match of this length (up to 50), which `then` followed before."""
     return NgramDrafter([*range(50), *then, FRESH, *range(50 - match, 50)])
 
 

@@ -36,8 +36,7 @@ CLOCK = {"name": "clock", "description": "The time <now>", "parameters": {}}
 
 @functools.cache
 def _compiled(source: str) -> jinja2.Template:
-    """Compile with plain Jinja2; the tag `generation`, which prints nothing, is replaced with an `if` that is always
-    true."""
+    """Compile with plain Jinja2; the tag `generation`, which prints nothing, becomes an `if` that is always true."""
     source = source.replace("{% generation %}", "{% if true %}").replace("{% endgeneration %}", "{% endif %}")
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     return environment.from_string(source)
@@ -69,8 +68,7 @@ def plain_jinja(
 
 
 def conversations() -> Iterator[tuple[list[Message], dict[str, Any]]]:
-    """Yield all kinds of ordinary conversations in both modes, with and without tools and flags; the same in each
-    run."""
+    """Yield all kinds of ordinary conversations, with and without reasoning, tools and flags; the same in each run."""
     chance = random.Random(7)
     systems = [
         None,

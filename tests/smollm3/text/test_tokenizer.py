@@ -1,5 +1,4 @@
-"""Our tokenizer is compared with the tokenizers library and with itself, on a small vocabulary that begins with special
-tokens."""
+"""Our tokenizer, compared with the tokenizers library on a small vocabulary that begins with special tokens."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def test_of_special_texts_the_leftmost_and_there_the_longest_counts_however_many
 
 
 def test_a_special_token_that_looks_like_one_word_is_plain_text_too(small_metadata: dict[str, Any]) -> None:
-    """`ignore_merges` makes a token of every pre-token that is in the vocabulary, so special tokens must not be in
-    it."""
+    """`ignore_merges` makes tokens of all pre-tokens in the vocabulary, so special tokens must not be in it."""
     tokens = [*small_metadata["tokenizer.ggml.tokens"], "zqzqz"]
     kinds = [*small_metadata["tokenizer.ggml.token_type"], 3]
     metadata = {**small_metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}

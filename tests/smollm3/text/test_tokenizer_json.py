@@ -1,5 +1,4 @@
-"""A tokenizer.json next to the model takes precedence if it matches the model, and is rejected with an error
-otherwise."""
+"""A tokenizer.json next to the model takes precedence if it matches the model; otherwise, it is rejected."""
 
 from __future__ import annotations
 

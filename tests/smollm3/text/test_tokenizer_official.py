@@ -42,8 +42,7 @@ WORDS = re.findall(
 
 
 def _strings() -> Iterator[str]:
-    """Yield varied text, the same in each run: words, alphabets, any code points, random bytes, and parts of source
-    files."""
+    """Yield varied text, the same in each run: words, alphabets, any code points, random bytes, parts of files."""
     chance = random.Random(20260101)
     any_character = [chr(c) for c in range(0x20000) if unicodedata.category(chr(c)) not in ("Cs", "Cn")]
     files = [path.read_text() for path in sorted(ROOT.glob("src/notso/smollm3/*.py"))]

@@ -1,5 +1,4 @@
-"""Training on rows from a user's documents: the demo model learns to begin with a quotation, also for other
-documents."""
+"""Training on rows from a user's documents: the demo model learns to begin with a quotation, in any document."""
 
 from __future__ import annotations
 

@@ -48,11 +48,11 @@ FACTS = {
 }
 PHRASES = ("{}", "{} Please tell me.", "Tell me: {}", "I want to know: {}", "hello, {}", "Quick question. {}")
 FRESH = "Do you know this? {}"
-"""How they are asked afterwards; no row has it."""
+"""Wording of evaluation questions; no training row contains it."""
 
 MAY_FALL_POINTS = 12
-"""Of a hundred, of all cases the demo model is scored by: 4.2 and, on another CPU, 8.6 were measured, 55 without
-rehearsal; the goal is 2."""
+"""Maximum loss in percentage points on all evaluation cases of the demo model. Measured were 4.2, 8.6 on another CPU,
+and 55 without rehearsal; the goal is 2."""
 
 ENVIRONMENT = os.environ | {"NOTSO_MODEL": ""}
 
