@@ -79,9 +79,7 @@ print(json.dumps(found))
 pytestmark = [
     pytest.mark.long("native"),
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(
-        "avx512_vnni" not in kernel_choice.cpu_features(), reason="the AMX kernels also need AVX-512"
-    ),
+    pytest.mark.skipif("avx512_vnni" not in kernel_choice.cpu_features(), reason="the AMX kernels also need AVX-512"),
 ]
 
 
