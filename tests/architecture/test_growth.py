@@ -93,7 +93,7 @@ def check_growth(
         else:
             shown = f"{text[:60]!r}...{text[-12:]!r}"
             raise GrowthError(f"{len(text)} characters like {shown} took {cost:.4f} s, {len(shorter)} {before:.4f} s")
-        if MEASURABLE_SECONDS < cost <= MOST_GROWTH * before:  # later sizes could pass only because of the budget
+        if MEASURABLE_SECONDS < cost <= MOST_GROWTH * before:  # measurable, and not excused by the budget
             return
         before, shorter = cost, text
 

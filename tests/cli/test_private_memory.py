@@ -1,4 +1,4 @@
-"""Child processes of a server do not inherit the keys in its environment."""
+"""Programs that a server starts cannot read the keys in the server's environment."""
 
 from __future__ import annotations
 

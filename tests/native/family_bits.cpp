@@ -185,7 +185,7 @@ void same_numbers(const std::string& what, const float* y, const float* expected
   }
 }
 
-// Multiply rows with the kernels for slabs, if the family transposes rows for them.
+// Multiply weights in rows with the slab kernels, if the family supports that.
 void turned_case(Format f, const MatmulTask& task, const float* expected, const std::string& what, Random later) {
   const Slabs turned = tested.turned == nullptr ? Slabs() : tested.turned(f, task.m);
   if (turned.kernel == nullptr || task.k % kSuperBlock != 0) return;

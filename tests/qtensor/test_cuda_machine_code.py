@@ -29,8 +29,8 @@ TOO_MANY_BLOCKS = """
 """
 
 # Maximum registers of a thread, by prefix of the kernel's name. A multiprocessor has 65,536 registers. Products on
-# tensor cores keep the next block of weights in registers while they process the current one; of other kernels, at
-# least four blocks of eight warps must fit.
+# tensor cores keep the next block of weights in registers while they process the current one. Of other kernels, at
+# least 16 warps must fit.
 BOUNDS = {"small_m_": 224, "large_m_": 184, "one_row_": 184, "store_": 168, "": 128}
 
 pytestmark = [

@@ -1,6 +1,6 @@
 """Compile the CUDA kernels with NVRTC, which needs no CUDA toolkit: `pip install nvidia-cuda-nvrtc`.
 
-The source is the same, with two stub headers of the standard library. Nothing is executed.
+The source is the same, with stubs of the standard library's headers. Nothing is executed.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_rotating_halves_instead_of_pairs_shows(error: Callable[..., float], mon
     rope = ops.rope
 
     def halves(*arguments: Any, adjacent: bool) -> None:
-        assert adjacent, "the file's layout must have adjacent pairs"
+        assert adjacent, "the model must request adjacent pairs"
         rope(*arguments, adjacent=False)
 
     monkeypatch.setattr(CPU, "rope", staticmethod(halves))

@@ -229,7 +229,7 @@ def test_node_agrees_on_generated_patterns(seed: int, looks: float) -> None:
             counted["answers"] += len(answers)
             library = library_patterns(pattern)
             for text, matches in zip(texts + answers, said, strict=True):
-                is_read_by_units = any(letter > "\uffff" for letter in text)  # without the flag `u`, Node accepts less
+                is_read_by_units = any(letter > "\uffff" for letter in text)  # without the flag `u`, we may reject it
                 held = text in answers or all(is_held(each, text) for each in library)
                 if held > matches or (held < matches and is_writable(text) and not is_read_by_units):
                     faults.append(f"{pattern!r} {'takes' if held else 'refuses'} {text!r}: {library!r}")

@@ -223,7 +223,7 @@ def test_whatever_comes_proposals_keep_their_form(ids: list[int], rounds: list[t
 
 
 def test_time_and_memory_are_bounded() -> None:
-    """A token takes one or two microseconds; the limit is twice as long, because other load affects the measurement."""
+    """A token takes one or two microseconds; the limit is much higher because of other load."""
     source = random.Random(1)
     ids = [source.randrange(128_256) for _ in range(20_000)]
     tracemalloc.start()
