@@ -67,12 +67,12 @@ test-llama-cpp: $(VENV)/.run build/tools-clients-openai-2/.done  ## run llama.cp
 test-tune: $(VENV)/.dev  ## fine-tune the demo model with TRL and PEFT, in a separate environment
 	@if $(MAKE) --no-print-directory build/tools-tune/.linked; then \
 	  build/tools-tune/bin/python -m pytest -p no:cacheprovider tests/smollm3/tuning $(ARGS); \
-	else echo "the packages of supply/tune.txt could not be installed here: tests that tune are skipped"; fi
+	else echo "the packages of supply/tune.txt could not be installed: the tests of fine-tuning are skipped"; fi
 
 test-ray: $(VENV)/.dev  ## kill, update and batch two replicas under Ray Serve, in a separate environment
 	@if $(MAKE) --no-print-directory build/tools-ray/.linked; then \
 	  LONG=ray build/tools-ray/bin/python -m pytest -p no:cacheprovider tests/cluster $(ARGS); \
-	else echo "the packages of supply/ray.txt could not be installed here: tests of Ray are skipped"; fi
+	else echo "the packages of supply/ray.txt could not be installed: the tests with Ray are skipped"; fi
 
 # These environments also import from .venv, through a .pth file: the program, and the packages that both need.
 .PRECIOUS: build/tools-%/.done
@@ -87,17 +87,17 @@ AARCH64_TESTS := tests/qtensor/test_neon.py tests/qtensor/test_neon_from_python.
 test-arm: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twenty answers on AArch64 under qemu (half an hour)
 	@LONG=native $(BIN)/python -m pytest -s $(AARCH64_TESTS) $(ARGS)
 
-test-darwin: $(VENV)/.dev  ## run the Python tests in a likeness of macOS: its names, page size, folders and system calls
+test-darwin: $(VENV)/.dev  ## run the Python tests in an imitation of macOS: its names, page size, folders and system calls
 	@$(BIN)/python tests/darwin/environment.py -n $(JOBS) --dist loadfile -q -r fE $(ARGS)
 
 build/aarch64-python/.done: supply/run.txt supply/aarch64_python.py | $(VENV)/.dev
-	@$(BIN)/python supply/aarch64_python.py || echo "no Python of aarch64 could be made: its tests will be skipped"
+	@$(BIN)/python supply/aarch64_python.py || echo "an AArch64 Python could not be created: its tests will be skipped"
 
 build/npm-%/.done: tests/clients/%/package.json tests/clients/%/package-lock.json
 	@mkdir -p $(@D)
 	@cp $^ $(@D)
 	@cd $(@D) && { command -v npm >/dev/null && npm ci --ignore-scripts --no-audit --no-fund --silent || \
-	  echo "npm is not here, or could not install $*: its tests will be skipped"; }
+	  echo "npm is missing or could not install $*: its tests will be skipped"; }
 	@touch $@
 
 again: $(VENV)/.dev  ## rerun the failures of `make check AGAIN=1` alone; what passes then is reported as flaky

@@ -93,7 +93,7 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 def python_missing() -> str:
     """Return why an AArch64 Python cannot run here, or "" if it can."""
-    return missing() or ("" if (PYTHON / ".done").exists() else "there is no Python of aarch64: make test-arm")
+    return missing() or ("" if (PYTHON / ".done").exists() else "there is no AArch64 Python; run make test-arm")
 
 
 def install(to: Path) -> None:
