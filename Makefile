@@ -7,7 +7,7 @@ NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ARGS   ?=
 
-# Tests start many Pythons, and every one of them would compile the whole program anew.
+# Tests start many Python processes. With this variable, each of them would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run link test tests test-long check again lint format bench \
@@ -39,8 +39,8 @@ check: $(VENV)/.dev  ## run what .ci/run does: lint, all tests, and the long one
 	  case ",$$LONG," in *,ray,*) $(MAKE) --no-print-directory test-ray;; esac && \
 	  $(if $(AGAIN),:,$(BIN)/python tests/long_tests.py --record "$$LONG")
 
-# Four workers for two cores: one computes while another waits. With AGAIN=1 tests that fail (rc 1) are left to
-# `make again`; whatever else goes wrong is a failure at once.
+# The default is four workers for two cores, because tests often wait. With AGAIN=1, failed tests (pytest's exit code 1)
+# are left to `make again`; any other exit code fails the target.
 JOBS ?= 4
 tests: $(VENV)/.dev  ## run tests with four workers (FILES="tests/web/chat")
 	@rm -f .pytest_cache/v/cache/lastfailed; \
@@ -67,14 +67,14 @@ test-llama-cpp: $(VENV)/.run build/tools-clients-openai-2/.done  ## run llama.cp
 test-tune: $(VENV)/.dev  ## fine-tune the demo model with TRL and PEFT, in a separate environment
 	@if $(MAKE) --no-print-directory build/tools-tune/.linked; then \
 	  build/tools-tune/bin/python -m pytest -p no:cacheprovider tests/smollm3/tuning $(ARGS); \
-	else echo "the packages of supply/tune.txt could not be installed here: tests that tune are skipped"; fi
+	else echo "the packages of supply/tune.txt could not be installed: the tests of fine-tuning are skipped"; fi
 
 test-ray: $(VENV)/.dev  ## kill, update and batch two replicas under Ray Serve, in a separate environment
 	@if $(MAKE) --no-print-directory build/tools-ray/.linked; then \
 	  LONG=ray build/tools-ray/bin/python -m pytest -p no:cacheprovider tests/cluster $(ARGS); \
-	else echo "the packages of supply/ray.txt could not be installed here: tests of Ray are skipped"; fi
+	else echo "the packages of supply/ray.txt could not be installed: the tests with Ray are skipped"; fi
 
-# What .venv has, they see too: the program, and all that both need.
+# These environments also import from .venv, through a .pth file: the program, and the packages that both need.
 .PRECIOUS: build/tools-%/.done
 build/tools-%/.linked: build/tools-%/.done | $(VENV)/.dev
 	@path='import sysconfig; print(sysconfig.get_path("purelib"))'; \
@@ -87,17 +87,17 @@ AARCH64_TESTS := tests/qtensor/test_neon.py tests/qtensor/test_neon_from_python.
 test-arm: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twenty answers on AArch64 under qemu (half an hour)
 	@LONG=native $(BIN)/python -m pytest -s $(AARCH64_TESTS) $(ARGS)
 
-test-darwin: $(VENV)/.dev  ## run the Python tests in a likeness of macOS: its names, page size, folders and system calls
+test-darwin: $(VENV)/.dev  ## run the Python tests in an imitation of macOS: its names, page size, folders and system calls
 	@$(BIN)/python tests/darwin/environment.py -n $(JOBS) --dist loadfile -q -r fE $(ARGS)
 
 build/aarch64-python/.done: supply/run.txt supply/aarch64_python.py | $(VENV)/.dev
-	@$(BIN)/python supply/aarch64_python.py || echo "no Python of aarch64 could be made: its tests will be skipped"
+	@$(BIN)/python supply/aarch64_python.py || echo "an AArch64 Python could not be created: its tests will be skipped"
 
 build/npm-%/.done: tests/clients/%/package.json tests/clients/%/package-lock.json
 	@mkdir -p $(@D)
 	@cp $^ $(@D)
 	@cd $(@D) && { command -v npm >/dev/null && npm ci --ignore-scripts --no-audit --no-fund --silent || \
-	  echo "npm is not here, or could not install $*: its tests will be skipped"; }
+	  echo "npm is missing or could not install $*: its tests will be skipped"; }
 	@touch $@
 
 again: $(VENV)/.dev  ## rerun the failures of `make check AGAIN=1` alone; what passes then is reported as flaky
@@ -219,8 +219,8 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is needed (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
 
-# Every archive is one whose hash the lock files name; they are complete, so nothing else is looked for. What the venv
-# module has put there is replaced: an old pip, and setuptools, which nothing needs.
+# pip installs only archives whose hashes are in the lock files. Lock files are complete, so --no-deps is sufficient. The
+# old pip from the venv module is replaced, and its setuptools, which nothing needs, is uninstalled.
 LOCKED := install --require-hashes --no-deps -r
 
 $(VENV)/.build-tools: $(BIN)/python supply/build.txt
@@ -234,7 +234,7 @@ $(VENV)/.run: $(VENV)/.build-tools supply/run.txt $(NATIVE)
 	@$(MAKE) --no-print-directory -j2 libraries module
 	@touch $@
 
-# Beside each other: the one waits for the network, the other for the compiler.
+# These two run in parallel, because one waits for the network and the other for the compiler.
 .PHONY: libraries module
 libraries:
 	@$(PIP) $(LOCKED) supply/run.txt
@@ -247,7 +247,7 @@ $(VENV)/.dev: $(VENV)/.run supply/dev.txt
 	@$(PIP) check
 	@touch $@
 
-# Tools that the project itself never imports, each in an environment of its own.
+# Each set of tools that the project does not import has a separate environment.
 build/tools-%/.done: supply/%.txt | $(BIN)/python
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check -qq $(LOCKED) $<

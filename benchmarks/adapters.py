@@ -3,8 +3,8 @@
     python benchmarks/adapters.py --layers 12
 
 The model has random weights in SmolLM3-3B's shapes (fewer layers give the same ratios), and the adapters have random
-float16 values for all seven matrices. Each round measures every combination once. Prints medians of the time between
-tokens as JSON.
+float16 values for all seven matrices of a layer. Each round measures every combination of adapters once. Prints the
+median time between tokens of each combination as JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from notso.smollm3.diagnostics.synth import write_synthetic
 from notso.smollm3.model.weights import TENSOR_NAMES, matrix_shapes
 
 RANKS = (8, 16, 64)
-SEEN_TOKENS = 4  # steps at the beginning of an answer that are not counted
+SEEN_TOKENS = 4  # number of steps to exclude at the beginning of an answer
 MIXES: dict[str, tuple[str | None, ...]] = {
     "model alone": (None,),
     **{f"rank {rank}": (f"r{rank}",) for rank in RANKS},
@@ -52,7 +52,7 @@ def write_adapter(path: Path, config: SmolLM3Config, rank: int) -> None:
 def step_ms(meter: EngineMeter, engine: Engine, names: tuple[str | None, ...], tokens: int) -> float:
     """Return the median milliseconds between tokens of answers that are generated concurrently."""
     options = [RequestOptions(adapter=name) for name in names]
-    # Submit all between two steps, so that they start together.
+    # Submit all requests between two steps, so that they start in the same step.
     watches = engine._core.call(
         lambda: [
             GenerationWatch(engine.submit(meter.random_ids(SHORT_TOKENS), meter.params(tokens), each))

@@ -2,9 +2,9 @@
 
     python benchmarks/affinity.py URL [--conversations 100] [--turns 10] [--scattered] [--json]
 
-API clients hold conversations, turn after turn. A single server is the reference for several replicas. --scattered
-gives each turn another conversation id, so that turns go to arbitrary replicas; the difference is what affinity saves.
-The prompts are the same in each run; another `--name` gives prompts that no cache contains.
+Simulates API clients in multi-turn conversations. Measure a single server for the reference value of a cluster.
+--scattered gives each turn a new conversation id, so that turns reach arbitrary replicas; compare both runs to see the
+benefit of affinity. The prompts are the same in each run; a different `--name` gives prompts that no cache contains.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     python benchmarks/block_types.py --pair IQ4_XS official --layers 36
 
 The model has few layers with random weights in SmolLM3-3B's shapes, and all of its matrices have the type. Both engines
-are loaded and measured alternately, each with one thread and by the CPU time of its process, so that other work on the
-machine matters little. llama.cpp uses its defaults, and repacks weights where it can; NOTSO_PEER_PYTHON is a Python
-interpreter with llama-cpp-python. Rates are medians over the rounds. --pair compares two types within notso.
-Results that are already in --out stay, unless their type is measured again.
+are loaded and measured alternately. Each uses one thread and is measured by the CPU time of its process, which other
+load on the machine affects little. llama.cpp uses its defaults and repacks weights if it can; NOTSO_PEER_PYTHON is a
+Python interpreter with llama-cpp-python. Rates are medians over the rounds. --pair compares two types within notso.
+Existing results in --out are kept, unless their type is measured again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load(file: Path, threads: int | None) -> Engine:
 
 
 class Rate:
-    """Seconds of steps, each with `tokens` tokens."""
+    """Durations of steps, in seconds; each step processes `tokens` tokens."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -57,7 +57,7 @@ def processor_time(pid: int) -> float:
 
 
 def beside_peer(name: str, file: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Return the results of a type. The decode time excludes the first token, and with it the prompt."""
+    """Measure a type in both engines. The decode time excludes prefill and the first token."""
     engine = load(file, 1)
     try:
         with PeerProcess("llama.cpp", file, CONTEXT, 1) as peer:

@@ -5,11 +5,11 @@
 
 - gap: the times between the tokens of an answer while a prompt of 4,096 tokens is prefilled.
 - turn: the time to the first token of a second turn with 1, 16 and 64 new tokens, and the time of a decode step.
-- next-turn: the same for a second question of eight words in a chat, after an answer with and without reasoning, asked
-  immediately or after a second in which the engine can prefill ahead.
-- typed: the same for second questions of 8 and 200 words, which the engine receives not at all, or one or two seconds
-  before they are sent, as while a user types.
-- restore: 8,192 tokens of a conversation that one process wrote to the on-disk cache are restored by others, from the
+- next-turn: the same times for a second question of eight words, after an answer with and without reasoning. The
+  question follows immediately, or after a second in which the engine can prefill ahead.
+- typed: the same times for second questions of 8 and 200 words. The engine receives their draft one or two seconds
+  before they are sent, as while a user types, or not at all.
+- restore: the time to restore 8,192 tokens of a conversation that another process wrote to the on-disk cache, from the
   page cache and from the disk; for comparison, the time to read the files.
 - memory-64k, memory-128k: resident memory with a full context, in k8v4 and k4v3.
 
@@ -59,7 +59,7 @@ def gap(file: Path, chats: int = 1) -> Stats:
     """Measure the times between tokens of answers while a long prompt is prefilled."""
     with load(file, PROMPT_TOKENS + 2048) as engine:
         meter = EngineMeter(engine, seed=1)
-        # The engine learns the speed of prefill, as it would have by now in a running server.
+        # Let the engine learn the prefill speed, which it knows in a running server.
         meter.watched(meter.random_ids(FIRST_TURN_TOKENS), 1)
         running = [GenerationWatch(engine.submit(meter.random_ids(8), meter.params(1500))) for _ in range(chats)]
         while min(len(watch.times) for watch in running) < 16:
@@ -113,9 +113,9 @@ def turn(file: Path, repeats: int = 3) -> Stats:
 
 
 def second_turn(engine: Engine, meter: EngineMeter, new: int) -> tuple[int, float, float]:
-    """Return cached tokens of a second turn, seconds of a decode step in the first turn, and seconds to the second
-    turn's first token."""
-    word = next(iter(meter.params(1).logit_bias))  # the answer repeats one word, so that its tokens are known
+    """Return the number of cached tokens of a second turn, the seconds of a decode step in the first turn, and the
+    seconds to the second turn's first token."""
+    word = next(iter(meter.params(1).logit_bias))  # biased, so that the answer repeats a known word
     params = SamplingParams(max_tokens=GENERATION_TOKENS, temperature=0.0, logit_bias={word: 100.0})
     prompt = meter.random_ids(FIRST_TURN_TOKENS)
     first_turn = GenerationWatch(engine.submit(prompt, params))
@@ -203,7 +203,7 @@ def answered(engine: Engine, meter: EngineMeter, messages: list[Message], thinks
 
 
 class Scripted:
-    """Sampler that returns given tokens, because a model with random weights does not end answers."""
+    """Sampler that returns given tokens, because a model with random weights would not end its answers."""
 
     def __init__(self, tokens: list[int]) -> None:
         self._left = list(tokens)
@@ -304,14 +304,14 @@ def memory(file: Path, context: int, kv: KVChoice) -> Stats:
 
 
 def memory_mb(name: str) -> float:
-    """Return a value of /proc/self/status in 10^6 bytes."""
+    """Return a value of /proc/self/status in MB (10^6 bytes)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{name}:"))
 
 
 def load(file: Path, context: int, kv: KVChoice = "auto", cache_dir: str | None = None) -> Engine:
     """Load an engine as `notso serve` does, but without speculative decoding, and wait for its final weight placement.
-    With `cache_dir`, weights stay in the mapped file, as just after a start, when conversations are restored."""
+    With `cache_dir`, weights stay memory-mapped, as just after a start, when conversations are restored."""
     weights: Placement = "packed" if cache_dir is None else "mmap"
     engine = Engine.load(file, context_tokens=context, kv=kv, cache_dir=cache_dir, speculation=False, weights=weights)
     engine.wait_for_placement(WAIT_SECONDS)
@@ -325,7 +325,7 @@ def about(engine: Engine) -> Stats:
 
 
 def gaps(watch: GenerationWatch) -> list[tuple[float, float]]:
-    """Return the arrival time of each token but the first, and its distance from the preceding token."""
+    """Return the arrival time of each token after the first, and the time since the preceding token."""
     return list(zip(watch.times[1:], watch.steps, strict=True))
 
 
@@ -339,7 +339,7 @@ def milliseconds(seconds: float) -> float:
 
 
 class BusyTime:
-    """CPU time of other programs since construction, which lengthens the measured times."""
+    """CPU time of other programs since construction: load that lengthens the measured times."""
 
     def __init__(self) -> None:
         self._busy, self._ours, self._began = busy_seconds(), child_seconds(), time.monotonic()

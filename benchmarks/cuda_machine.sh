@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# What there is to know about a GPU machine: are the bits right, how fast is it, is it clean under the sanitizer.
+# Test and benchmark a machine with a GPU: compare bits with the CPU, measure speed, and run NVIDIA's sanitizer.
 #
 #   benchmarks/cuda_machine.sh OUT [MODEL.gguf]
 #
-# OUT gets a file per part; benchmarks/report.py reads figures-*.json. A part that fails or runs past its limit leaves the
-# others to run; the exit code is 1. Without a model, a synthetic one in the shapes of SmolLM3-3B is made (2 GB).
-# Needs a GPU and this program with its machine code (make .venv/.run where nvcc is; PYTHON names another interpreter).
-# With LLAMA_BENCH=path/to/llama-bench, llama.cpp is measured on the same file, on the GPU and on the CPU.
+# Each part writes a file to the folder OUT; benchmarks/report.py reads figures-*.json. If a part fails or exceeds its
+# time limit, the other parts still run, and the exit code is 1. Without a model, a synthetic one with SmolLM3-3B's
+# shapes is created (2 GB). Requires a GPU and a build with GPU code (run `make .venv/.run` on a machine with nvcc).
+# PYTHON is the interpreter (default: .venv/bin/python). With LLAMA_BENCH=path/to/llama-bench, llama.cpp is measured
+# with the same model file, on the GPU and on the CPU.
 set -uo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 model=${2:-$out/synthetic.gguf}
@@ -14,7 +15,8 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 failed=()
 
-# part NAME SECONDS FILE COMMAND...: run one part; its output goes to the terminal and to FILE.
+# part NAME SECONDS FILE COMMAND...: run a part with a time limit. Its output is written to FILE, and the output's end
+# is printed.
 part() {
   local name=$1 seconds=$2 file=$3 begun=$SECONDS
   shift 3

@@ -1,4 +1,4 @@
-"""Run `notso bench` for each kernel family of this CPU, alternately, so that a slow minute affects all of them.
+"""Run `notso bench` for each kernel family of this CPU, alternately, so that other load affects all of them.
 
     python benchmarks/engine.py build/synth-3b.gguf --rounds 3 -- --prefill 512 --depth 0
 

@@ -3,10 +3,10 @@
     python benchmarks/grammars.py
     python benchmarks/grammars.py --gguf SmolLM3-Q4_K_M.gguf
 
-Each grammar is followed for some hundred tokens that are drawn at random from those it allows; this is harder than
-following a model, because random tokens reach unusual states. `mask` determines which tokens may follow, and `row`
-also sets the logits of the others to minus infinity. The tokenizer is read from the given file (its tensors are not
-read), or from the demo model.
+For each grammar, a few hundred tokens are drawn at random from those that it allows. Random tokens cost more than a
+model's answers, because they reach unusual states. `mask` is the time to determine the tokens that may follow; `row`
+includes setting the logits of all other tokens to minus infinity. The tokenizer is read from the given file (its
+tensors are not read), or from the demo model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CASES = {
 def follow(
     grammars: Grammars, tokenizer: Tokenizer, grammar: Grammar, tokens: int
 ) -> tuple[float, list[float], list[float]]:
-    """Return the seconds to start, for each mask, and for each row (including the mask)."""
+    """Return the seconds to create a matcher, for each mask, and for each row (including the mask)."""
     chance = np.random.default_rng(1)
     logits = chance.standard_normal(tokenizer.vocab_size).astype(np.float32)
     masks: list[float] = []

@@ -4,7 +4,7 @@
 
 Starts a server with the demo model or the given model and a temporary data directory; with --front-end, starts and
 measures a front end of such a server. Wake-ups are the voluntary context switches of all threads of the server, counted
-for --seconds after a rest. Linux only.
+for --seconds after a pause. Linux only.
 """
 
 from __future__ import annotations

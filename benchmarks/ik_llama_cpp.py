@@ -1,9 +1,9 @@
-"""`notso bench` in alternation with ik_llama.cpp, which has its own programs for measuring.
+"""Run `notso bench` and ik_llama.cpp's own benchmark programs alternately.
 
     python benchmarks/ik_llama_cpp.py build/synth-3b.gguf ../ik_llama.cpp/build/bin --rounds 5
 
-The folder holds `llama-bench` and `llama-batched-bench`. Every configuration is tried once; the
-rounds, which alone count, use the fastest for each figure. The JSON has the keys of `notso bench --compare`.
+The folder contains `llama-bench` and `llama-batched-bench`. Every configuration is tried once; the rounds, which alone
+count, use the fastest for each figure. The JSON has the keys of `notso bench --compare`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def bench_rate(programs: Path, file: Path, threads: int, test: list[str]) -> Cal
 def batch_rate(programs: Path, file: Path, threads: int) -> Callable[[list[str]], float]:
     def rate(options: list[str]) -> float:
         values = dict(zip(options[::2], options[1::2], strict=True))
-        flags = ["-rtr"] if values.pop("-rtr") == "1" else []  # without a value here
+        flags = ["-rtr"] if values.pop("-rtr") == "1" else []  # a flag without a value in this program
         flags += [text for pair in values.items() for text in pair]
         command = [str(programs / "llama-batched-bench"), "-m", str(file), "-t", str(threads), *flags]
         command += ["-c", str(SEQUENCES * 64), "-npp", "32", "-ntg", str(DECODED), "-npl", str(SEQUENCES)]
@@ -60,7 +60,7 @@ def figures(values: list[float]) -> dict[str, float]:
 
 
 def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first run with the medians of all."""
+    """Return the first run, with its figures replaced by the medians of all runs."""
     result = dict(runs[0], repeats=len(runs))
     for kind in ("prefill", "decode", "batch"):
         for i, row in enumerate(result[kind]):

@@ -53,7 +53,7 @@ OPS = CPU()
 
 @dataclass(frozen=True)
 class Case:
-    """A call, the bytes it reads or the operations it performs, and the limit to compare with."""
+    """A kernel call, the bytes it reads or the operations it performs, and its upper limit."""
 
     name: str
     call: Callable[[], None]
@@ -136,7 +136,7 @@ def cases_of(kv_formats: list[str]) -> list[Case]:
 
 
 def rate(case: Case) -> float:
-    """Return the amount per second of a call, in units of 10^9; short calls are repeated."""
+    """Return the rate of a call, in 10^9 bytes or operations per second; short calls are repeated."""
     calls, seconds, started = 0, 0.0, time.perf_counter()
     while seconds < LEAST_SECONDS:
         case.call()

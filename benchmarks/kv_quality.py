@@ -3,10 +3,11 @@
     python benchmarks/kv_quality.py --out benchmarks/results/kv-quality.json
     python benchmarks/kv_quality.py --weights --out benchmarks/results/kv-by-weights.json
 
-The texts are greedy answers of the demo model in long conversations, each evaluated after everything before it. Only
-answers that begin at position 256 or later count, because before that, every format keeps 8 bits. Compared with a cache
-in half precision are the share of positions with the same most likely token, the mean KL divergence in nats, and the
-perplexity of the text. `--weights` compares the error of the cache with that of quantized weights, on random weights.
+The texts are greedy answers of the demo model in long conversations, each evaluated with the preceding conversation as
+context. Answers that begin before position 256 are excluded, because every format stores those positions in 8 bits.
+Three figures compare a format with a half-precision cache: the share of positions with the same most likely token, the
+mean KL divergence in nats, and the perplexity of the text. `--weights` compares the error of the cache with the error
+of quantized weights, on random weights.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 def conversation(engine: Engine, seed: int) -> list[tuple[list[int], int]]:
-    """Return the turns of a long conversation: all ids up to the end of an answer, and the position of the answer."""
+    """Return the turns of a long conversation: all ids up to an answer's end, and the position at which it begins."""
     source = random.Random(seed)
     messages: list[Message] = []
     turns: list[tuple[list[int], int]] = []

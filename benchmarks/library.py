@@ -3,9 +3,9 @@
     notso synth build/words-3b.gguf --tokenizer tokenizer.json
     python benchmarks/library.py build/words-3b.gguf --pages 30 --files 200 --book 500
 
-Measures a PDF of some pages, a folder of text files, and for a book, parsing of all pages and two parts of "ask every
-part"; the figures for the whole book are extrapolated. Times are measured over HTTP, as for a user of the page, and the
-figures of prompts are those that the page shows. Answers are truncated. Run it on an idle machine.
+Measures a PDF, a folder of text files, and a book. All pages of the book are parsed, "ask every part" runs on two of
+its parts, and the time for the whole book is extrapolated. Times are measured over HTTP, as for a user of the page, and
+prompt figures are read from the page. Answers are truncated. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from documents.made import text_pdf  # noqa: E402
 from server import Server  # noqa: E402
 
 ANSWER_TOKENS = 16
-"""Limit of answers, because a model with random weights does not end them."""
+"""Limit of an answer's tokens, because a model with random weights does not end its answers."""
 WORDS_A_PAGE = 380
 WORDS_A_LINE = 12
 PARTS = 2
-"""Number of parts of the book that are read."""
+"""Number of parts of the book that "ask every part" reads."""
 NUMBERS = re.compile(
     r"prompt: ([\d,]+) tokens in ([\d.]+) s(?:, ([\d,]+) cached)?.*?first token after ([\d.]+) s", re.S
 )

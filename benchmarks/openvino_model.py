@@ -4,7 +4,7 @@ an int8 head.
     python benchmarks/openvino_model.py build/openvino-3b
 
 Run it with a Python that has `optimum-intel`, `nncf`, `openvino-genai`, `torch` and `transformers`; it imports nothing
-from notso. It takes some minutes, and memory of about three times the bfloat16 weights (18 GB at full size). Set
+from notso. It takes several minutes, and about three times the memory of the bfloat16 weights (18 GB at full size). Set
 NOTSO_OPENVINO_MODEL to the folder for `notso bench --compare openvino`.
 """
 

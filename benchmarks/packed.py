@@ -3,10 +3,10 @@
     python benchmarks/packed.py memory --formats Q4_K Q8_0 --batch-rows 1 2 4
     python benchmarks/packed.py cache
 
-`memory`: two threads and 200 MB of weights; medians in GB/s of blocks, and the median ratio to a plain read that
-alternates with them. `cache`: one thread and 320 rows; minima in ns per row and block of 256, including the call and
-the quantization of the activations. Both layouts are measured alternately. On a busy machine, real-time priority helps
-(`chrt -f 50 python ...`).
+`memory` uses two threads and 200 MB of weights. It reports the median GB/s of blocks, and the median ratio to a plain
+read of memory that is measured alternately. `cache` uses one thread and 320 rows. It reports the minimum ns per row and
+block of 256, including the call and the quantization of the activations. Both layouts are measured alternately. On a
+busy machine, real-time priority helps (`chrt -f 50 python ...`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the overhead of running several servers in place of one: time to the first token, and token rate.
+"""Measure the overhead of running several servers instead of one: time to the first token, and token rate.
 
     python benchmarks/replica_overhead.py valkey://127.0.0.1:6379 --rounds 40
     python benchmarks/replica_overhead.py --front-end --rounds 40

@@ -419,7 +419,7 @@ CHATS = {
 
 
 def readme_table() -> str:
-    """Return a table of the runs with each peer. Only figures of one run are comparable, so notso has two columns."""
+    """Return a table of the runs with each peer. notso has a column for each run, because runs are not comparable."""
     runs = [json.loads((RESULTS / f"{name}.json").read_text()) for name in PEERS]
     head = ["tokens/s"] + [
         cell for run in runs for cell in ("notso", f"{run['peer']['name']} {run['peer']['version']}", "ratio")

@@ -4,8 +4,9 @@
     python benchmarks/reread.py build/words-3b.gguf --tokens 16000
 
 Computed tokens are those of the question, and those of the document that were not cached. The warm time of n tokens is
-interpolated from questions of two lengths with the document in the cache. The document is computed once for each mode
-of reasoning, which takes minutes; with --folder, the next run finds it on disk. Run it on an idle machine.
+interpolated between questions of two lengths, asked with the document in the cache. The document is prefilled once with
+reasoning and once without, which takes minutes; with --folder, later runs read it from disk. Run it on an idle
+machine.
 """
 
 from __future__ import annotations

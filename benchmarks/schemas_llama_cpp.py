@@ -33,7 +33,7 @@ class Vocabulary:
 
 
 def ends(grammar: str, vocabulary: Vocabulary, chance: np.random.Generator) -> bool:
-    """Return whether an answer of uniformly drawn tokens ends within the limit. Raises ValueError without a grammar."""
+    """Return whether an answer of uniformly drawn tokens ends within the limit. Raises ValueError if parsing fails."""
     sampler = llama_cpp.llama_sampler_init_grammar(vocabulary.vocab, grammar.encode(), b"root")
     if not sampler:
         raise ValueError("the grammar was not parsed")
@@ -47,7 +47,7 @@ def ends(grammar: str, vocabulary: Vocabulary, chance: np.random.Generator) -> b
             best = int(values["logit"].argmax())
             token = int(values["id"][best])
             if not np.isfinite(values["logit"][best]):
-                return False  # nothing is allowed
+                return False  # the grammar allows no token
             if token in vocabulary.ends:
                 return True
             llama_cpp.llama_sampler_accept(sampler, token)

@@ -1,10 +1,10 @@
-"""Measure how readers of streams reduce the decode rate: none and two hundred readers, alternately, on a real server.
+"""Measure how much readers of streams slow down decoding on a real server, alternating between no readers and many.
 
     notso synth build/words-3b.gguf --tokenizer tokenizer.json
     python benchmarks/server.py build/words-3b.gguf --readers 200
 
-The file needs a tokenizer whose tokens are text, or the streams are empty. Readers are sockets of this process that are
-read once a second, so that the readers themselves take little CPU time; that time is reported.
+The file needs a tokenizer whose tokens are text; otherwise, the streams are empty. Readers are sockets of this process
+that are read once a second, so that they take little CPU time, which is reported.
 """
 
 from __future__ import annotations

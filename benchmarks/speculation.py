@@ -89,8 +89,8 @@ class Outcome:
 def run(
     task: Task, price: Callable[[int], float], latency: StepLatency, tried: Counter[tuple[int, bool]] | None = None
 ) -> Outcome:
-    """Answer the task with draft tokens. `tried` counts right and wrong ones by class of match; `latency` is kept
-    across tasks, as in an engine."""
+    """Answer the task with draft tokens. `tried` counts accepted and rejected ones by class of match; `latency` is
+    shared by all tasks, as in an engine."""
     outcome = Outcome(tokens=len(task.answer))
     drafter = NgramDrafter(task.prompt, latency=latency)
     at = 0

@@ -2,11 +2,11 @@
 
     python benchmarks/stream_readers.py src/notso/demo/demo.gguf
 
-Each reader requests streamed chat completions one after another. Measured are the times between two pieces of an
+Each reader requests streamed chat completions one after another. The results are the times between two pieces of an
 answer, as received from the socket, and failures: a status other than 200, an error in a stream, and a stream that ends
 without a finish reason or `[DONE]`. A reader that is rejected because too many requests wait (429) retries after the
-given seconds, as clients do; such rejections are counted, because all readers start at once, and no more than 32
-requests may wait until the engine has admitted them. Readers are sockets of this process, on the same cores as the
+seconds in Retry-After, as clients do. Rejections are expected and counted: all readers start at once, and only 32
+requests may wait for admission to the engine. Readers are sockets of this process, on the same cores as the
 server.
 """
 

@@ -4,9 +4,9 @@
     python benchmarks/swap.py build/one.gguf build/two.gguf --rounds 4
     python benchmarks/swap.py build/one.gguf build/two.gguf --rounds 4 --data-limit 1500
 
-In each round, every client requests the other model while answers of the first one are still being generated. Reported
-are lost and failed requests, and the time to the first token with and without a switch. `--data-limit` limits the
-server's memory in MiB, so that it cannot hold both models. Prints JSON.
+In each round, every client requests the other model while answers of the first one are still being generated. The
+results are lost and failed requests, and the time to the first token with and without a switch. `--data-limit` limits
+the server's memory in MiB, so that it cannot hold both models. Prints JSON.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-# Homebrew on macOS and Linux. `make release` fills in the name and the sum of the sources; whoever publishes them puts the address
-# of their folder before the name. The packages come by the hashes of supply/, which the sources hold.
+# Homebrew formula for macOS and Linux. `make release` inserts the file name and the SHA-256 of the source distribution;
+# for publication, insert the URL of its folder before the name. Dependencies are verified with the hashes in supply/,
+# which is part of the source distribution.
 class Notso < Formula
   include Language::Python::Virtualenv
 

@@ -2,9 +2,9 @@
 
     python supply/aarch64_python.py
 
-This needs Debian's apt and the same Python version as Debian's, but not root: apt downloads the packages with a
-separate state, and they are unpacked, not installed. The wheels are the aarch64 ones locked in supply/. The test tools
-are pure Python, and are copied from the current environment.
+Requires Debian's apt, and a current Python of the same version as Debian's. Root is not required: apt uses a separate
+state directory, and packages are unpacked without being installed. The wheels are the aarch64 ones locked in supply/.
+The test tools are pure Python, and are copied from the current environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Audit the packages in this virtual environment: `make audit`.
 
 Checked offline: versions match the lock files and are not below the minimums, installed files match their packages'
-records, only our own file runs at the start of Python, and all licenses are allowed. Checked online by pip-audit: known
-vulnerabilities. Exit codes: 0 nothing found, 1 something found, 3 nothing found, but the online check was not possible.
+records, no startup file (such as a .pth) but our own exists, and all licenses are allowed. Checked online by pip-audit:
+known vulnerabilities. Exit codes: 0 nothing found, 1 something found, 3 nothing found, but the online check was not
+possible.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ ASK_SECONDS = 300
 
 FLOORS = {
     "starlette": "1.0.1",
-    "fastapi": "0.165",  # earlier ones split events at U+2028
-    "jinja2": "3.1.6",  # earlier ones have escapes from the sandbox
+    "fastapi": "0.165",  # earlier versions split server-sent events at U+2028
+    "jinja2": "3.1.6",  # earlier versions have sandbox escapes
     "h11": "0.16",
     "python-multipart": "0.0.27",
 }

@@ -28,7 +28,7 @@ def bootstrap(root: Path, suite: str, mirror: list[str], machine: str, *options:
     command = ["debootstrap", "--foreign", *options, suite, root, *mirror]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     shorten_lists(root)
-    # With this variable, debootstrap creates no device nodes, which a namespace's root is not allowed to.
+    # With this variable, debootstrap does not create device nodes, for which a user namespace's root has no permission.
     namespace = os.environ | {"container": "lxc"}
     done = apart(machine, 'exec chroot "$0" /debootstrap/debootstrap --second-stage', root, variables=namespace)
     if done.returncode != 0:

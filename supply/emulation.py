@@ -25,8 +25,8 @@ def apart(
 ) -> subprocess.CompletedProcess[str]:
     """Run a shell script in separate namespaces that can run a machine's programs, and return the result.
 
-    arguments: of the script; the first is $0.
-    variables: the environment; by default, only `PATH`.
+    arguments: the script's arguments, beginning with $0.
+    variables: environment variables (default: only `PATH`).
     """
     environment = dict(variables or {"PATH": os.environ["PATH"]})
     if machine == platform.machine():
@@ -37,7 +37,8 @@ def apart(
     if qemu is None:
         raise SystemExit(f"{machine} needs qemu-{machine}-static (Debian: apt install qemu-user-static)")
     environment["QEMU"] = registration(machine, qemu)
-    # The new namespace has the host's users; only a process outside may set this.
+    # Map all of the host's users into the new namespace; only a process outside it may write such a map. So the child
+    # waits for a line of input before it continues.
     wait = 'echo; read -r _; exec "$0" "$@"'
     command = ["unshare", "--user", "sh", "-c", wait, *APART, "sh", "-ec", BEGIN + script, *arguments]
     pipe = subprocess.PIPE
@@ -51,7 +52,7 @@ def apart(
 
 
 def registration(machine: str, qemu: str) -> str:
-    """Return binfmt_misc's registration of qemu: how a machine's programs start. F: qemu is opened at once."""
+    """Return the binfmt_misc line that registers qemu for a machine's ELF files. Flag F opens qemu immediately."""
     head = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00" + bytes([ELF_NUMBERS[machine], 0])
     mask = b"\xff" * 7 + b"\x00" + b"\xff" * 8 + b"\xfe\xff\xff\xff"  # any OS ABI; an executable or a library
     escaped = ["".join(f"\\x{byte:02x}" for byte in each) for each in (head, mask)]

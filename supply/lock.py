@@ -36,7 +36,7 @@ torch==2.13.0 ; platform_machine == 'x86_64' and python_full_version < '3.12' \\
 """PyTorch for CPUs, for CPython 3.11. It is not in the usual index, so its hash is given here."""
 
 BESIDE = (TUNE, RAY)
-"""Groups installed in addition to `.venv`, each in an environment of its own; they may overlap each other."""
+"""Groups that are installed in addition to `.venv`, each in a separate environment; their packages may overlap."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "build": ("pip", "scikit-build-core", "nanobind", "cmake", "ninja"),

@@ -163,7 +163,7 @@ def stripped(library: bytes) -> bytes:
     numbers[12] = table_end
     struct.pack_into("<18I", data, commands[DYSYMTAB] + 8, *numbers)
     data += names + bytes(-(len(data) + len(names)) % 16)
-    first = struct.unpack_from("<Q", data, commands[SEGMENT] + 40)[0]  # of the file in __LINKEDIT
+    first = struct.unpack_from("<Q", data, commands[SEGMENT] + 40)[0]  # the file offset of __LINKEDIT
     head = _head_of_signature(library, commands[SIGNATURE], len(data)) if SIGNATURE in commands else b""
     size = len(head) and len(head) + 32 * -(-len(data) // 4096)
     struct.pack_into("<Q", data, commands[SEGMENT] + 48, len(data) + size - first)
@@ -176,7 +176,7 @@ def stripped(library: bytes) -> bytes:
 
 
 def _head_of_signature(library: bytes, command: int, limit: int) -> bytes:
-    # A signature that consists of a code directory, without the hashes of pages.
+    # Return a signature that consists of a code directory only, without the pages' hashes, which the caller appends.
     start = struct.unpack_from("<I", library, command + 8)[0]
     directory = next(
         start + offset

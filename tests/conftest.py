@@ -1,4 +1,4 @@
-"""What tests of several floors share: a server that plays the Hub, and a home of their own."""
+"""Fixtures for tests of several layers: a fake Hugging Face Hub, and an isolated home folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from long_tests import is_long
 
 from notso.smollm3.hub import registry as hub
 
-# A job that a shell put into the background ignores Ctrl-C, and so would the programs that tests start and interrupt.
+# A background job of a shell ignores Ctrl-C, and the programs that tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine is slow, and that is no failure. The same examples each time, but for long runs (`make fuzz`).
+# Slowness of a busy machine is not a failure. Examples are the same in each run, except in `make fuzz`.
 settings.register_profile(
     "unhurried",
     deadline=None,
@@ -34,14 +34,14 @@ settings.register_profile(
 settings.load_profile("unhurried")
 
 
-# Collecting makes a million objects and no garbage: a sixth of its time would go into looking for some.
+# Collection creates a million objects and almost no garbage; the garbage collector would take a sixth of its time.
 gc.disable()
 
 SECONDS = Path(__file__).with_name("seconds.json")
 
 
 class FileResults:
-    """Outcome and seconds of each test file, gathered where all workers report to."""
+    """Outcome and seconds of each test file, collected in the process that all workers report to."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -59,14 +59,14 @@ class FileResults:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if os.environ.pop("TESTS_PLANNED", ""):  # not for workers, nor for runs that tests start
+    if os.environ.pop("TESTS_PLANNED", ""):  # only in the main process, and not in pytest runs that tests start
         config.pluginmanager.register(FileResults())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long tests run only where LONG names their group. Browser tests come last: playwright keeps an event loop running
-    in this thread until the session ends, and asyncio.run refuses to start another beside it. Workers begin with the
-    files that take longest, so that none is left with a long one at the end."""
+    """Skip long tests unless LONG names their group, and sort the tests. Browser tests are last, because playwright
+    keeps an event loop running in this thread until the session ends, which makes asyncio.run fail. Workers begin with
+    the files that take longest, so that no worker is left with a long one at the end."""
     seconds = due_files.read(SECONDS) if hasattr(config, "workerinput") else {}
     items.sort(key=lambda item: ("browser" in item.path.parts, -seconds.get(item.nodeid.partition("::")[0], 0)))
     for item in items:
@@ -83,20 +83,20 @@ def pytest_collection_finish() -> None:
 
 @dataclass
 class FakeHub:
-    """Serves one file as the Hub does, and misbehaves as told. Its knobs may be turned between requests."""
+    """Serves a file as the Hub does, with configurable faults. The settings may be changed between requests."""
 
     content: bytes
     url: str = ""
-    offered_size: int | None = None  # what HEAD claims, where it lies
+    offered_size: int | None = None  # size in answers to HEAD, if wrong
     offered_etag: str | None = None
-    statuses: list[int] = field(default_factory=list)  # each GET takes the first and answers only with it
-    cuts: list[int] = field(default_factory=list)  # each GET takes the first and breaks off after so many bytes
+    statuses: list[int] = field(default_factory=list)  # each GET pops the first and returns only this status
+    cuts: list[int] = field(default_factory=list)  # each GET pops the first and disconnects after that many bytes
     knows_ranges: bool = True
-    extra: bytes = b""  # sent after the content, against all promises
+    extra: bytes = b""  # sent after the content, contrary to Content-Length
     bytes_per_second: float = 0.0
-    trickles_from: int | None = None  # from here on it takes minutes: who looks at a transfer need not hurry
+    trickles_from: int | None = None  # from this byte on, the download takes minutes, so that tests can observe it
     redirect_to: str = ""
-    listing: bytes = b""  # what it says of a repository; none where empty
+    listing: bytes = b""  # answer about the files of a repository; empty for none
     requests: list[tuple[str, str | None]] = field(default_factory=list)  # method and Range
     tokens: list[str | None] = field(default_factory=list)  # Authorization of each GET
 
@@ -130,7 +130,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.path.startswith("/api/models/"):
             self._list()
             return
-        if "/resolve/" not in self.path:  # another test looks for a server that had this port before
+        if "/resolve/" not in self.path:  # a test may send requests to a server that used this port before
             self._answer(404)
             return
         wanted = self.headers.get("Range")
@@ -190,7 +190,7 @@ def _serve(hub_state: FakeHub) -> Iterator[FakeHub]:
     handler = type("Handler", (_Handler,), {"hub": hub_state})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # clients here leave early
+    server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # clients disconnect early
     hub_state.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -201,7 +201,7 @@ def _serve(hub_state: FakeHub) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home, cache and data folder that belong to this test, and none of the machine's NOTSO_ or HF_ variables."""
+    """Isolate the test's home, cache and data folder, and remove NOTSO_ and HF_ variables."""
     for name in list(os.environ):
         if name.startswith(("NOTSO_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "OLLAMA_", "LLAMA_")):
             monkeypatch.delenv(name)
@@ -214,7 +214,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fake_hub(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A Hub with one file of three megabytes, which HF_ENDPOINT names."""
+    """Run a Hub with one file of three megabytes, at the address in HF_ENDPOINT."""
     for state in _serve(FakeHub(random.Random(5).randbytes(3_000_000))):
         monkeypatch.setenv("HF_ENDPOINT", state.url)
         yield state
@@ -222,13 +222,13 @@ def fake_hub(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHu
 
 @pytest.fixture
 def other_host(fake_hub: FakeHub) -> Iterator[FakeHub]:
-    """The same file on another host, as a content network has it."""
+    """Serve the same file from another host, as a content delivery network does."""
     yield from _serve(FakeHub(fake_hub.content))
 
 
 @pytest.fixture
 def official_file(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> hub.KnownFile:
-    """The file of `fake_hub` in place of the official ones."""
+    """Replace the official files with the file of `fake_hub`."""
     file = hub.KnownFile(
         name="small:Q4_K_M",
         repository="somebody/Small-GGUF",

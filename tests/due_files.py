@@ -1,12 +1,12 @@
-"""Which test files `make test` runs on a tree where the whole suite has passed before.
+"""Choose the test files that `make test` runs on a tree in which the whole suite has passed before.
 
-    python tests/due_files.py    the files to run; none where every file is due
+    python tests/due_files.py    print the files to run; nothing if all are due
 
-A file is due when its digest differs from the one with which it passed last in this tree. The digest covers the file,
-the package at the same place, what it imports, directly or not, every file and folder of the repository that one of
-those tests names, and the machine. `build/tests_passed.json` holds the digests and is not committed: a fresh clone,
-which has none, runs everything. Of the files that are not due a tenth is drawn, because a digest cannot see everything
-that a test depends on.
+A file is due if its digest differs from the one with which it last passed in this tree. The digest covers the file, the
+package at the corresponding path, direct and indirect imports, every file and folder of the repository that these tests
+name, and the machine. `build/tests_passed.json` contains the digests and is not committed, so a fresh clone runs
+everything. A tenth of the other files is drawn at random, because a digest does not cover everything that a test
+depends on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLANNED = ROOT / "build" / "tests_planned.json"
 SECONDS = ROOT / "build" / "tests_seconds.json"
 
 ALWAYS = "tests/architecture/"
-"""Tests of the repository as a whole: no list of files says what they depend on."""
+"""Tests of the whole repository, whose dependencies cannot be listed."""
 DRAWN_OF = 10
 
 EVERYWHERE = ("pyproject.toml", "supply/build.txt", "supply/run.txt", "supply/dev.txt", "tests/conftest.py")
@@ -39,11 +39,11 @@ DATA = {
     "src/notso/smollm3": ("src/notso/smollm3", "src/notso/demo"),
     "src/notso/web": ("src/notso/web",),
 }
-"""Folder of a package -> files and folders whose contents, besides Python, its modules read or are built from."""
+"""Folder of a package -> files and folders, other than Python modules, that the package reads or is built from."""
 WHOLE_SERVER = ("src/notso/web/app.py", "tests/web/conftest.py")
-"""Files that import all of the server. What a test reaches only through them does not make it due, or every change in
-the server would make due every test that starts one: a test counts as one of the package at the same place under src/
-and of what it names, and the others are drawn. `make check` runs all."""
+"""Files that import the whole server. What a test reaches only through them is ignored; otherwise, every change in the
+server would make every test that starts one due. Such a test depends on the package at the corresponding path under
+src/ and on files that it names, and the remaining ones are drawn at random. `make check` runs all tests."""
 PROGRAMS = (
     "c++",
     "chromium",
@@ -68,7 +68,7 @@ FIXTURE = re.compile(r"@pytest\.fixture(.*?)^def (\w+)", re.MULTILINE | re.DOTAL
 
 @cache
 def files() -> dict[str, tuple[str, ...]]:
-    """Each file and folder of the repository, and the files in it."""
+    """Map each file and folder of the repository to the files in it."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     found: dict[str, list[str]] = {}
@@ -90,7 +90,7 @@ def content(name: str) -> bytes:
 
 
 def modules(dotted: str) -> set[str]:
-    """Files that importing this name runs: of the packages around it, and its own."""
+    """Return the files that are executed by importing this name: those of its packages, and its own."""
     parts, found = dotted.split("."), set()
     for count in range(1, len(parts) + 1):
         path = "/".join(parts[:count])
@@ -101,7 +101,7 @@ def modules(dotted: str) -> set[str]:
 
 @cache
 def imported(name: str) -> frozenset[str]:
-    """Modules that a Python file imports, or names for another process to run."""
+    """Return the modules that a Python file imports or names, for example to run them in another process."""
     source = text(name)
     dotted = set((QUOTED_MODULE if name.startswith("src/") else MODULE).findall(source))
     for package, members, whole in IMPORT.findall(source):
@@ -114,7 +114,7 @@ def imported(name: str) -> frozenset[str]:
 
 @cache
 def beside() -> dict[str, tuple[str, ...]]:
-    """Path without its ending -> the files of that name."""
+    """Map paths without suffix to the files with that path."""
     found: dict[str, tuple[str, ...]] = {}
     for name in files()["tests"]:
         stem = name.rpartition(".")[0]
@@ -124,7 +124,7 @@ def beside() -> dict[str, tuple[str, ...]]:
 
 @cache
 def named(name: str) -> frozenset[str]:
-    """Files that a test names, from the root, alone or by their folder, or that lie beside it."""
+    """Return files that a test names by path, file name or folder, and files with its own name and another suffix."""
     found, folder = set(beside().get(name.removesuffix(".py"), ())), name.rpartition("/")[0]
     for path in NAMED.findall(text(name)):
         found |= {*files().get(path.rstrip("/"), ())}
@@ -134,7 +134,7 @@ def named(name: str) -> frozenset[str]:
 
 @cache
 def fixtures(name: str) -> frozenset[str]:
-    """conftest.py files above a test of which it asks for a fixture, or which act without being asked."""
+    """Return the conftest.py files above a test whose fixtures it uses, explicitly or automatically."""
     found = set()
     for folder in Path(name).parents[:-1]:
         conftest = f"{folder}/conftest.py"
@@ -149,7 +149,7 @@ def fixtures(name: str) -> frozenset[str]:
 
 @cache
 def closure(name: str) -> frozenset[str]:
-    """All files of the repository that a test file depends on, itself included."""
+    """Return all files of the repository that a test file depends on, including itself."""
     package = f"src/notso/{name.removeprefix('tests/').rpartition('/')[0]}"
     found = {name, *files().get(package, ())} | (files().keys() & {*EVERYWHERE})
     left = [name]
@@ -166,14 +166,14 @@ def closure(name: str) -> frozenset[str]:
 
 
 def machine() -> bytes:
-    """What else an outcome depends on: the interpreter, the processor, and the programs that tests look for."""
+    """Return the other influences on outcomes: the interpreter, the processor, and the programs that tests look for."""
     cpu = Path("/proc/cpuinfo")
     flags = re.findall(r"^(?:flags|Features)\s*:.*", cpu.read_text() if cpu.exists() else "", re.MULTILINE)[:1]
     return repr((sys.version, platform.machine(), flags, [shutil.which(each) for each in PROGRAMS])).encode()
 
 
 def digests() -> dict[str, str]:
-    """Test file -> digest."""
+    """Return the digest of each test file."""
     here, found = machine(), {}
     for name in files()["tests"]:
         if re.match(r"tests/(?!clients/)(.*/)?test_\w+\.py$", name):
@@ -194,14 +194,14 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 
 def due(now: dict[str, str], passed: dict[str, str]) -> list[str]:
-    """The files to run; none where that is all of them."""
+    """Return the files to run; empty if all are due."""
     changed = [name for name in now if name.startswith(ALWAYS) or passed.get(name) != now[name]]
     rest = sorted({*now} - {*changed})
     return sorted([*changed, *random.sample(rest, -(-len(rest) // DRAWN_OF))]) if passed else []
 
 
 def record(seconds: dict[str, float], failed: set[str]) -> None:
-    """Keep the planned digests of files that passed and forget those of files that failed; keep all their seconds."""
+    """Store the planned digests of passed files, delete those of failed files, and store all durations."""
     planned = read(PLANNED)
     kept = {name: digest for name, digest in read(PASSED).items() if name in planned and name not in failed}
     write(PASSED, kept | {name: planned[name] for name in planned.keys() & seconds.keys() - failed})

@@ -1,11 +1,11 @@
-"""Tests that take minutes, and when they must run: where something has changed that they look at.
+"""Groups of tests that take minutes, which run only after changes to files that they depend on.
 
-    python tests/long_tests.py             the groups that are due, for LONG=
-    python tests/long_tests.py --record    record that all groups passed on what is here; or those named: a,b
+    python tests/long_tests.py             print the groups that are due, for LONG=
+    python tests/long_tests.py --record    record that all groups (or those given as a,b) passed on the current files
 
-A group's digest is over its files; tests/long_tests.json holds those on which it passed last. `make check` runs the
-groups whose digest is another and records them, `make test-long` runs and records all. So nothing is proved twice, and
-nothing new goes without.
+A group's digest covers its files; tests/long_tests.json contains the digests with which it last passed. `make check`
+runs and records the groups whose digest differs; `make test-long` runs and records all. So unchanged code is not tested
+again, and changed code is always tested.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMATS_AND_DEVICES = (
     "tests/smollm3/model/test_backends.py",
     "tests/smollm3/model/test_every_format.py",
 )
-"""Whole models on every device and in every format: due with the kernels and with the engine."""
+"""Tests of whole models on every device and in every format, due after changes to the kernels or the engine."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "native": (
@@ -163,20 +163,20 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/smollm3/engine/test_library.py",
     ),
 }
-"""Group -> files and folders that its tests look at."""
+"""Group -> files and folders that its tests depend on."""
 
 APART = {"clients", "ray", "tune"}
-"""They run in environments of their own and are skipped where those cannot be installed: only `make test-long` records
-them."""
+"""Groups that run in separate environments, and are skipped if these cannot be installed. They are recorded only by
+`make test-long`."""
 
 
 def is_long(group: str) -> bool:
-    """Whether LONG asks for what takes minutes in this group."""
+    """Return whether LONG selects this group."""
     return bool({group, "all"} & {*os.environ.get("LONG", "").split(",")})
 
 
 def digest(group: str) -> str:
-    """Of the names and contents of a group's files."""
+    """Return a digest of the names and contents of a group's files."""
     found = hashlib.sha256()
     for name in GROUPS[group]:
         path = ROOT / name
@@ -188,7 +188,7 @@ def digest(group: str) -> str:
 
 
 def due() -> list[str]:
-    """Groups that have changed since they passed last."""
+    """Return the groups with changes since they last passed."""
     recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     return [group for group in GROUPS if recorded.get(group) != digest(group)]
 

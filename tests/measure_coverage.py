@@ -1,9 +1,9 @@
-"""Measures which lines the tests run, and writes docs/coverage.md: `make coverage`.
+"""Measure which lines the tests execute, and write docs/coverage.md: `make coverage`.
 
-Python: all tests under coverage.py, child processes too (those that a test kills leave nothing). Native: the module
-is built once more, instrumented by gcc and with the AMX kernels on emulated tiles where this CPU has no tiles, and the
-tests of `qtensor` run on it. `--native` or `--python` measures only that half again; the other half's figures are kept
-in build/coverage.
+Python: all tests run under coverage.py, including child processes (those that a test kills record nothing). Native: the
+module is built again with gcc's instrumentation, with the AMX kernels on emulated tiles if this CPU has no tiles, and
+the tests of `qtensor` run with it. `--native` or `--python` measures only one part; the other part's results are read
+from build/coverage.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ BUILD = ROOT / "build" / "coverage"
 PAGE = ROOT / "docs" / "coverage.md"
 
 SIDE_BY_SIDE = 3
-"""Folders of tests at a time: one computes while the others wait."""
+"""Number of test folders that run in parallel, because tests often wait."""
 
 Lines = dict[str, tuple[int, int]]
-"""File, from the root -> (lines that can be run, lines that were)."""
+"""Path relative to the root -> (number of executable lines, number of executed lines)."""
 
 REPLACE = """
 import importlib.util, sys
@@ -52,7 +52,7 @@ not necessarily a verified one: verification relies on comparison with the refer
 
 
 def python_lines() -> Lines:
-    """Runs all tests under coverage.py."""
+    """Run all tests under coverage.py, and return the results."""
     data = BUILD / "python"
     environment = {
         **os.environ,
@@ -75,7 +75,7 @@ def python_lines() -> Lines:
 
 
 def native_lines() -> Lines:
-    """Builds the instrumented module, runs the tests of qtensor on it, and asks gcov."""
+    """Build the instrumented module, run the tests of qtensor with it, and return gcov's results."""
     folder, beside = BUILD / "native", Path(sys.executable).parent
     for old in folder.rglob("*.gcda"):
         old.unlink()
@@ -113,7 +113,7 @@ def run(command: list[str], environment: dict[str, str] | None = None, *, must: 
 
 
 def room(name: str) -> str:
-    """The folder that a row of the page is about: two below the package, one below native."""
+    """Return the folder that a row of the page is about: two levels below the package, or one below native."""
     parts = Path(name).parts
     depth = 4 if parts[0] == "src" else 3
     return "/".join(parts[: min(depth, len(parts) - 1)])
@@ -137,7 +137,7 @@ def percent(every: int, ran: int) -> str:
 
 
 def least(lines: Lines) -> str:
-    """The ten files with most lines that no test runs."""
+    """Return the ten files with the most uncovered lines."""
     worst = sorted(lines.items(), key=lambda item: item[1][0] - item[1][1], reverse=True)[:10]
     return ", ".join(f"`{name}` {every - ran}" for name, (every, ran) in worst if every > ran)
 

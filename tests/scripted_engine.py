@@ -75,7 +75,7 @@ def _read(message: Message) -> str:
     return f"{message.reasoning_content} {message.content}" if message.keep_reasoning else message.content
 
 
-QUEUE_SECONDS = 0.5  # between checks in the queue without a notification; dozens wait, and each check costs
+QUEUE_SECONDS = 0.5  # interval of checks in the queue without a notification; long, because dozens of requests wait
 
 
 class ScriptedGeneration:
@@ -83,7 +83,7 @@ class ScriptedGeneration:
 
     def __init__(self, request: Request, wake: Callable[[], None]) -> None:
         self.request = request
-        self._wake = wake  # wakes the queue
+        self._wake = wake  # notifies the queue
         self.stopped = threading.Event()
         self.hurried = threading.Event()
         self._events: list[Event] = []
@@ -115,7 +115,7 @@ class ScriptedGeneration:
             yield from events
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` for new events, at once if there are any."""
+        """Call `notify` for new events, and immediately if there are any."""
         with self._changed:
             self._listeners.append(notify)
             is_new = bool(self._events)
@@ -157,11 +157,11 @@ class ScriptedAdapters:
 
 
 class ScriptedEngine:
-    """A ChatEngine that plays a script.
+    """A ChatEngine that follows a script.
 
-    `pace_seconds` precedes each event. `requests` and `drafts` record submitted and prefilled requests. `failure`
-    ends the script, `refusal` is raised at once. A cleared `gate` pauses output. `slots` answers run at a time. With
-    `ends_at_limit` they end at max_tokens, one event a token.
+    `pace_seconds` precedes each event. `requests` and `drafts` record submitted and prefilled requests. `failure` ends
+    the script; `refusal` is raised immediately. Clearing `gate` pauses output. `slots` is the number of concurrent
+    answers. With `ends_at_limit`, answers end at max_tokens, with one token per event.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class ScriptedEngine:
     def prepare(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Callable[[], ScriptedGeneration]:
-        """Check that the prompt fits; other refusals come on start."""
+        """Check that the prompt fits; other errors are raised when the answer starts."""
         request = _request(messages, params or SamplingParams(), options)
         self._require_room(request)
         return lambda: self._begin(request)
@@ -265,7 +265,7 @@ class ScriptedEngine:
         return self.tokenize(self.render(messages, options))
 
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
-        """Count a token per word, and ten per tool."""
+        """Count one token per word and ten per tool."""
         tools = options.tools if options is not None else None
         return sum(len(_read(message).split()) for message in messages) + TEMPLATE_TOKENS + 10 * len(tools or ())
 
@@ -282,7 +282,7 @@ class ScriptedEngine:
         *,
         sealed: bool = False,
     ) -> Mapping[str, Any]:
-        """Refuse: nothing here is computed."""
+        """Raise an error, because nothing is computed here."""
         raise InvalidRequestError("a scripted answer has no receipt", param="replay")
 
     def stats(self) -> EngineStats:
@@ -304,7 +304,7 @@ class ScriptedEngine:
         with self._moved:
             self._moved.notify_all()
 
-    # ---- in a generation's thread
+    # ---- in the thread of a generation
 
     def _play(self, generation: ScriptedGeneration) -> None:
         if not self._wait_in_queue(generation):
@@ -318,7 +318,7 @@ class ScriptedEngine:
         with self._moved:
             self._running -= 1
             self._moved.notify_all()
-        generation.put(last)  # after the slot is free: readers may submit again at once
+        generation.put(last)  # after the slot is free, because readers may submit again immediately
 
     def _wait_in_queue(self, generation: ScriptedGeneration) -> bool:
         place = 0
@@ -342,7 +342,7 @@ class ScriptedEngine:
             self._moved.notify_all()
 
     def _perform(self, generation: ScriptedGeneration) -> Event:
-        """Play all events but the last, which is returned."""
+        """Add all events but the last, which is returned."""
         request, params = generation.request, generation.request.params
         started = time.perf_counter()
         counts = {"reasoning": 0, "text": 0}
@@ -378,7 +378,7 @@ class ScriptedEngine:
         return Event("end", finish_reason=reason)
 
     def _is_stopped(self, generation: ScriptedGeneration) -> bool:
-        """Keep the pace; True when stopped."""
+        """Wait for `pace_seconds`; return whether the generation was stopped."""
         ready = time.monotonic() + self.pace_seconds
         while True:
             if generation.stopped.is_set() or self.closed:

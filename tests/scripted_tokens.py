@@ -1,4 +1,4 @@
-"""A small random model whose tokens are scripted, so that a test says exactly what a stream must be; it still runs."""
+"""A small random model that runs as usual but whose sampled tokens are scripted, for exact expectations of streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
 @dataclass
 class Script:
-    """Tokens in place of sampled ones; after the last it raises, or goes on with `then`."""
+    """Tokens that replace sampled ones. After the last, sampling raises an error, or returns `then`."""
 
     tokens: list[int] = field(default_factory=list)
     then: int | None = None
@@ -32,17 +32,17 @@ class Script:
     actions: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     def at(self, draw: int, action: Callable[[], None]) -> None:
-        """What to do just before a draw (1 is the first) returns."""
+        """Run an action just before a sampling call returns (the first is 1)."""
         self.actions[draw] = action
 
     def say(self, *parts: int | str) -> None:
-        """Ids, and texts as their bytes."""
+        """Append ids, or texts as their bytes."""
         for part in parts:
             self.tokens += [part] if isinstance(part, int) else part.encode()
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Have the engine draw what the script says."""
+    """Replace the engine's sampling with a script."""
     state = Script()
 
     class Scripted:
@@ -50,7 +50,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
             pass
 
         def sample(self, logits: np.ndarray, history: Sequence[int], position: int) -> int:
-            assert np.isfinite(logits.max())  # those of excluded tokens are not finite
+            assert np.isfinite(logits.max())  # logits of excluded tokens are not finite
             assert len(history) == position
             state.drawn += 1
             time.sleep(state.pause_s)
@@ -64,12 +64,12 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 
 def answered(events: Iterable[Event]) -> list[Event]:
-    """Without those that tell of the way to the first token."""
+    """Return the events without those about progress before the first token."""
     return [event for event in events if event.kind not in ("queued", "progress")]
 
 
 def run(engine: Engine, prompt: Sequence[int] = PROMPT, **options: Any) -> list[Event]:
-    """All events, after a look at their grammar: reasoning, text and calls, one usage, one end."""
+    """Return all events; assert their order: reasoning, text and calls, one usage, one end."""
     params = options.pop("params", None) or SamplingParams(
         **{name: options.pop(name) for name in ("max_tokens", "stop", "seed", "logit_bias") if name in options}
     )
@@ -89,7 +89,7 @@ def told(events: list[Event], kind: str) -> str:
 
 
 def tokens_used(events: list[Event]) -> tuple[int, int]:
-    """Completion and reasoning tokens."""
+    """Return the numbers of completion and reasoning tokens."""
     usage = events[-2].usage
     assert usage is not None
     assert usage.prompt_tokens == len(PROMPT)

@@ -1,4 +1,4 @@
-"""The engine in an event loop: the same answers, awaited, streamed, batched, cancelled."""
+"""The asynchronous engine gives the same answers: awaited, streamed, in batches, and cancelled."""
 
 from __future__ import annotations
 

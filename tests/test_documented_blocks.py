@@ -1,4 +1,4 @@
-"""Every fenced block of README and docs runs as written, with free ports in place of the documented ones."""
+"""Every fenced block in README and docs runs as written, with free ports instead of the documented ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Block:
     line: int
     language: str
     body: str
-    missing: str | None  # what it needs and tests do not have
+    missing: str | None  # a requirement that is not available in tests
 
     @property
     def name(self) -> str:
@@ -73,8 +73,8 @@ def runnable(*languages: str) -> list[Any]:
 
 
 def shell_blocks() -> list[Any]:
-    """Return README's blocks and the first of each other page; the others, which start programs, run where the
-    documentation or the commands have changed."""
+    """Return README's blocks and the first block of each other page. Other blocks start programs, and run only after
+    changes to the documentation or the commands."""
     chosen = [each for each in BLOCKS if each.language == "sh" and each.missing is None]
     first = {each.page: each for each in reversed(chosen)}
     marks = [[] if each is first[each.page] or each.page == "README.md" else [LONG] for each in chosen]
@@ -82,11 +82,11 @@ def shell_blocks() -> list[Any]:
 
 
 def test_every_block_has_a_test() -> None:
-    """Text is output or a formula; other languages are run below."""
+    """Blocks marked "text" are output or formulas; all others run below."""
     assert {each.language for each in BLOCKS} <= {"sh", "python", "json", "toml", "text", ""}
     assert len([each for each in BLOCKS if each.missing]) <= MOST_NOT_RUN
     fences = sum(path.read_text("utf-8").count("\n```") for path in {ROOT / each.page for each in BLOCKS})
-    assert fences == 2 * len(BLOCKS), "a fence is not recognized"
+    assert fences == 2 * len(BLOCKS), "all fences must be recognized"
 
 
 SHIM = """\
@@ -124,7 +124,7 @@ def free_ports() -> dict[str, str]:
 
 
 class Shell:
-    """Runs a block in a home of its own. A server that a block starts in the foreground is stopped once it listens."""
+    """Runs a block in an isolated home folder. A server in the foreground is stopped once it listens."""
 
     def __init__(self, folder: Path, ports: dict[str, str]) -> None:
         self.folder, self.ports = folder, ports
@@ -204,7 +204,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server with the demo model for all blocks that need one."""
+    """Run a server with the demo model for all blocks that need one."""
     shell = Shell(tmp_path_factory.mktemp("served"), free_ports())
     log = shell.folder / "log"
     with log.open("w") as stderr:
@@ -219,7 +219,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert any(line.startswith("open ") for line in server.stdout), log.read_text()
     running = Served(shell.ports, log)
     while not is_healthy(running.address):
-        time.sleep(0.02)  # the model is being loaded
+        time.sleep(0.02)  # the model is still loading
     yield running
     server.terminate()
     assert server.wait() == 0
@@ -248,7 +248,7 @@ def test_a_shell_block_runs(block: Block, tmp_path: Path, request: pytest.Fixtur
         import_a_chat(request.getfixturevalue("served").address)
         shell.run('mkdir -p "$HOME/.local/share/notso"; notso backup "$_/notso.db" --from http://127.0.0.1:3000')
     printed = shell.run(block.body)
-    for refused in ('"error": *[{"]', "Traceback"):  # a response may say that its error is null
+    for refused in ('"error": *[{"]', "Traceback"):  # a response may contain a null error
         assert not re.search(refused, printed)
 
 
@@ -259,7 +259,7 @@ def import_a_chat(address: str) -> None:
 
 
 def as_a_clone(shell: Shell, hub: Any) -> None:
-    """What `make run` finds when everything is built; `notso` is found only once `make link` has run."""
+    """Prepare a clone in which everything is built for `make run`; `notso` is on PATH only after `make link`."""
     for name in ("Makefile", "CMakeLists.txt", "pyproject.toml", "supply/build.txt", "supply/run.txt"):
         (shell.folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / name, shell.folder / name)
@@ -307,7 +307,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "support.gguf": write_adapter,
     "legal-peft": write_adapter,
 }
-"""Files of the reader's that blocks name."""
+"""User files that the blocks refer to."""
 
 
 @pytest.mark.parametrize("block", runnable("python"))

@@ -1,4 +1,4 @@
-"""Error messages name a command that installs an extra where this program came from."""
+"""Error messages contain the command that installs an extra for this installation."""
 
 from __future__ import annotations
 

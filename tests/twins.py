@@ -1,4 +1,4 @@
-"""The comparison that kernels must stand, and a weight's packed twin."""
+"""Comparison of bits for kernel tests, and packing of weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notso.qtensor.tensor import QTensor
 
 
 def same_bits(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Equal bit for bit, signs of zero included; a NaN equals any NaN."""
+    """Return whether arrays are equal bit for bit, including signs of zero; NaN equals any NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if one.dtype != np.float32:
@@ -26,7 +26,7 @@ PACKED = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_
 
 
 def packed_twin(weight: QTensor, gap: int = 0) -> PackedTensor:
-    """The weight in slabs with `gap` bytes between them, whether the family in force has kernels for that or not."""
+    """Return the weight in slabs with `gap` bytes between them, even if the current kernels do not support packing."""
     native, number = kernel_choice.native, weight.format.ggml_type
     stride = native.packed_bytes(number, SLAB_ROWS, weight.cols, 1 << 30) + gap
     data = np.full(native.packed_bytes(number, weight.rows, weight.cols, stride), 0xA5, np.uint8)

@@ -1,5 +1,4 @@
-"""A Valkey server of its own for a test, or Redis where the system's packages have that: started on a free port,
-stopped and started again on the same one."""
+"""A separate Valkey server for a test, or Redis if only that is installed. Restarts keep its port."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ MISSING = "neither valkey-server nor redis-server is installed (Debian: apt-get 
 
 
 class ValkeyServer:
-    """It keeps nothing on disk: what it held is gone when it stops."""
+    """A server without persistence: its data is lost when it stops."""
 
     def __init__(self, directory: Path) -> None:
         with socket.socket() as free:

@@ -1,4 +1,4 @@
-"""The check runs what failed once more, alone: what passes then is named as flaky, what fails twice has failed."""
+"""`make again` reruns failed tests: those that pass are reported as flaky, and those that fail fail the check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BROKEN = "import no_such_module\n"
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The house's Makefile on the tests of another folder, with nothing to install."""
+    """Run this project's Makefile on the tests of another folder, without installing anything."""
     python = Path(sys.executable)
     venv = python.parent.parent
     command = ["make", "--no-print-directory", "-f", str(ROOT / "Makefile"), "-o", f"{venv}/.dev", f"VENV={venv}"]

@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml hold, and each of them breaks when a wall is climbed over."""
+"""The import contracts in pyproject.toml are kept, and each of them detects a forbidden import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("importlinter", reason="import-linter is a lint tool and not
 
 ROOT = Path(__file__).parents[2]
 
-# The module that climbs, and what it says. The one run breaks every contract.
+# (module, forbidden import to add to it). A single run of import-linter finds that all contracts are broken.
 CLIMBERS = [
     ("smollm3/output/lookahead.py", "import notso.web.app"),  # floors
     ("documents/values.py", "from notso.documents import kinds"),  # documents-inside
@@ -48,8 +48,8 @@ CLIMBERS = [
 
 
 def lint(source: Path) -> tuple[int, str]:
-    """Exit status and report of import-linter on a copy. -S leaves the installed package aside, which would be found
-    before it."""
+    """Run import-linter on a copy of the package; return its exit code and report. -S hides the installed package,
+    which would otherwise be imported first."""
     code = (
         "import sys\n"
         f"sys.path[:0] = [{str(source)!r}, {sysconfig.get_paths()['purelib']!r}]\n"
@@ -63,7 +63,7 @@ def lint(source: Path) -> tuple[int, str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The package without its data, to be damaged."""
+    """Copy the package without its data files, so that a test can change it."""
     unwanted = shutil.ignore_patterns("__pycache__", "*.gguf", "static", "templates", "*.so")
     shutil.copytree(ROOT / "src" / "notso", tmp_path / "notso", ignore=unwanted)
     return tmp_path
@@ -86,4 +86,4 @@ def test_every_contract_breaks_when_it_is_climbed_over(copy: Path) -> None:
         words = line.split()
         climbed = f"{words[1]}.{words[3]}" if words[0] == "from" and words[3].islower() else words[1]
         importer = "notso." + module.removesuffix(".py").replace("/", ".")
-        assert f"{importer} -> {climbed}" in report, f"{importer} -> {climbed} went by:\n{report}"
+        assert f"{importer} -> {climbed}" in report, f"{importer} -> {climbed} was not reported:\n{report}"

@@ -1,4 +1,4 @@
-"""What is deployed fits the program: the walls and options of the service, its settings, what the package holds."""
+"""Deployment files agree with the program: sandboxing and options of the service, settings, package contents."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from notso.cli.config_file import read_config
 from notso.web.edge.connections import MAX_CONNECTIONS, RESERVED_DESCRIPTORS
 
 UNIT = ROOT / "deploy" / "notso.service"
-MOST_EXPOSURE = 20  # of systemd-analyze security, in tenths
+MOST_EXPOSURE = 20  # maximum of systemd-analyze security, in tenths
 GROUP: Any = typer.main.get_command(app)
 
 
 def test_the_service_is_walled_in() -> None:
     if not shutil.which("systemd-analyze"):
-        pytest.skip("systemd-analyze is not here")
+        pytest.skip("systemd-analyze is not installed")
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={MOST_EXPOSURE}", UNIT]
     said = subprocess.run(command, capture_output=True, text=True)
     assert said.returncode == 0, said.stdout[-300:] + said.stderr
@@ -59,7 +59,7 @@ def test_the_agent_of_macos_runs_a_command_that_exists() -> None:
     shell, option, script = agent["ProgramArguments"]
     assert (shell, option) == ("/bin/sh", "-c") and subprocess.run(["sh", "-n", "-c", script]).returncode == 0
     command, _, rest = script.partition(" serve ")
-    assert command == 'exec "$HOME/.local/bin/notso"'  # where make link and pip install --user put it
+    assert command == 'exec "$HOME/.local/bin/notso"'  # installed there by make link and by pip install --user
     known = {name for each in GROUP.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
     assert set(rest.partition(" 2>>")[0].split()) <= known
     assert agent["KeepAlive"] == {"SuccessfulExit": False} and agent["Umask"] == 0o077
@@ -89,7 +89,7 @@ def test_the_settings_shown_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {"model", "port", "host", "api_key_file", "allow_host"} == set(read_config(GROUP)["serve"])
 
 
-@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not here")
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not installed")
 def test_the_package_holds_what_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_packages(house: Path, python: str, machine: str) -> None:
         deb.put(house / "pyvenv.cfg", python)
@@ -156,7 +156,7 @@ def test_a_front_end_is_given_all_but_what_computes() -> None:
         for each in (project["dependencies"], [*extras["postgres"], *extras["valkey"]])
     )
     computing = {"numpy", "tokenizers", "llguidance", "huggingface_hub", "httpx2", "prompt_toolkit"}
-    assert computing <= set(NOT_INSTALLED), "which a test does without"
+    assert computing <= set(NOT_INSTALLED), "tests/web/test_front_end.py must run without them"
     assert given == (all_of_it - computing) | shared
     said = settings((ROOT / "deploy" / "Containerfile.front").read_text())
     assert json.loads(said["ENTRYPOINT"]) == ["python3", "-m", "notso"] and json.loads(said["CMD"])[0] == "serve"
@@ -189,7 +189,7 @@ def test_the_proxies_take_their_files(proxy: str) -> None:
 
 
 class _Deserter(http.server.BaseHTTPRequestHandler):
-    """A replica that goes away with whatever it is asked, but for its health."""
+    """Replica that closes the connection on every request except health checks."""
 
     asked: ClassVar[list[str]] = []
 
@@ -214,7 +214,7 @@ class _Deserter(http.server.BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("path", ["/chats", "/v1/messages"])
 def test_a_request_that_ended_one_replica_is_not_sent_to_the_next(path: str, tmp_path: Path) -> None:
-    """Of a GET the proxy may ask again: nothing is done by it."""
+    """The proxy may retry a GET request, because it has no side effects."""
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if program is None:
         pytest.skip("haproxy is not installed (Debian: apt-get install haproxy)")
@@ -264,7 +264,7 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
 
 
 def test_what_a_month_costs_adds_up() -> None:
-    """The table of docs/scaling.md is what its own formula says."""
+    """The table in docs/scaling.md agrees with the formula in the same document."""
     text = (ROOT / "docs" / "scaling.md").read_text("utf-8").partition("## What it costs a month")[2]
     row = r"^\| ([\d,]+)[^|]*\| (\d+) % \| (\d+)(?: \+ (\d+))? \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$"
     rows = re.findall(row, text, re.MULTILINE)
@@ -279,7 +279,7 @@ def test_what_a_month_costs_adds_up() -> None:
 
 
 def test_a_whole_answer_outlasts_no_proxy_and_a_stream_is_sent_at_once() -> None:
-    """An answer that is not streamed sends nothing for minutes."""
+    """A response without streaming sends nothing for minutes, which must not exceed a proxy's timeout."""
     haproxy, kubernetes = ((ROOT / "deploy" / name).read_text() for name in ("haproxy.cfg", "kubernetes.yaml"))
     assert "timeout server 1h" in haproxy and "option http-no-delay" in haproxy
     assert 'proxy-read-timeout: "3600"' in kubernetes and "enableServiceLinks: false" in kubernetes

@@ -1,4 +1,4 @@
-"""The documents say what is so: links, commands, targets, options, variables, files, routes, errors."""
+"""The documents are correct: links, commands, targets, options, variables, files, routes and errors exist."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def everything() -> str:
 
 
 def code(text: str) -> Iterator[str]:
-    """Lines of fenced shell blocks, and code spans outside of blocks."""
+    """Yield lines of fenced shell blocks, and code spans outside of blocks."""
     for language, body in FENCE.findall(text):
         if language in ("sh", "bash"):
             yield from (line.split("#")[0].strip() for line in body.splitlines())
@@ -48,7 +48,7 @@ def code(text: str) -> Iterator[str]:
 
 
 def commands(program: str) -> Iterator[tuple[str, list[str]]]:
-    """(document, words after the program) of every call of `program` that a document shows."""
+    """Yield (document, words after the program) for each call of `program` in the documents."""
     for path in DOCUMENTS:
         for line in code(read(path)):
             words = line.split()
@@ -82,7 +82,7 @@ def test_the_drawing_of_the_house_is_short() -> None:
 
 
 def test_what_comes_next_has_a_room_each() -> None:
-    """Five rows; what changes is there, what is new is not there yet."""
+    """In each row of docs/next.md, files to change exist, and files to create do not."""
     rows = re.findall(r"^\| (?!item |-)(.+) \|$", read(ROOT / "docs" / "next.md"), re.MULTILINE)
     assert len(rows) >= 3
     for row in rows:
@@ -117,7 +117,7 @@ def test_nothing_of_a_machine_and_no_hosts(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
 def test_files_named_exist(path: Path) -> None:
-    """Spans that look like files or folders: from the root, from the package or its floors, or beside the document."""
+    """Code spans that look like paths exist, relative to the root, the package, a layer's folder or the document."""
     package = ROOT / "src" / "notso"
     roots = (ROOT, path.parent, package, package / "qtensor", package / "smollm3", package / "web", ROOT / "native")
     wrong = []
@@ -129,7 +129,7 @@ def test_files_named_exist(path: Path) -> None:
         if span.startswith((*MADE_PATHS, "ggml-org/", "HuggingFaceTB/")):
             continue
         if span.endswith(".gguf") and "/" not in span:
-            continue  # a model file of the reader's
+            continue  # a model file of the user
         if not any((root / span).exists() for root in roots):
             wrong.append(span)
     assert not wrong
@@ -214,7 +214,7 @@ def test_every_route_is_listed_with_its_audience() -> None:
 
 
 def test_every_kernel_page_keeps_its_promise() -> None:
-    """Plain version, steps, and what lost, on each page; and each page is in the list."""
+    """Each page on kernels contains the plain version, the steps and rejected attempts, and is listed."""
     pages = sorted(path for path in (ROOT / "docs" / "kernels").glob("*.md") if path.name != "README.md")
     index = read(ROOT / "docs" / "kernels" / "README.md")
     assert len(pages) >= 5

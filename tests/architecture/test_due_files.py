@@ -1,4 +1,4 @@
-"""What `make test` leaves out is what nothing has changed for."""
+"""`make test` omits only test files that no change affects."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ALWAYS = "tests/architecture/test_walls.py"
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small repository, all of whose tests have passed."""
+    """Create a small repository in which all tests have passed."""
     for name, value in (("ROOT", tmp_path), *((each, tmp_path / each) for each in ("PASSED", "PLANNED", "SECONDS"))):
         monkeypatch.setattr(due_files, name, value)
     for name, text in TREE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    monkeypatch.setattr(due_files, "DRAWN_OF", 10**9)  # one is drawn
+    monkeypatch.setattr(due_files, "DRAWN_OF", 10**9)  # a single file is drawn
     due_files.write(due_files.PLANNED, digests())
     due_files.record(dict.fromkeys(due_files.read(due_files.PLANNED), 1.0), set())
     yield tmp_path
@@ -60,7 +60,7 @@ def digests() -> dict[str, str]:
 
 
 def changed() -> set[str]:
-    """Files whose digest is not the recorded one."""
+    """Return the test files whose digest differs from the recorded one."""
     passed = due_files.read(due_files.PASSED)
     return {name for name, digest in digests().items() if passed.get(name) != digest}
 
@@ -71,9 +71,9 @@ def changed() -> set[str]:
         (
             "src/notso/web/words.py",
             {"tests/pages/test_served.py"},
-        ),  # by a fixture, a helper, two imports; not by app.py
+        ),  # due to a fixture, a helper and two imports; app.py does not import it
         ("src/notso/web/app.py", {"tests/web/api/test_routes.py"}),
-        ("src/notso/web/api/routes.py", {"tests/web/api/test_routes.py"}),  # by its place
+        ("src/notso/web/api/routes.py", {"tests/web/api/test_routes.py"}),  # due to its location
         ("src/notso/web/static/page.css", {"tests/pages/test_served.py", "tests/web/api/test_routes.py"}),
         ("tests/pages/conftest.py", {"tests/pages/test_served.py"}),
         ("tests/pages/kept.npz", {"tests/pages/test_alone.py"}),
@@ -93,7 +93,7 @@ def test_what_runs(tree: Path) -> None:
     now, passed = digests(), due_files.read(due_files.PASSED)
     assert due_files.due(now, {}) == [], "a fresh clone runs everything"
     chosen = due_files.due(now, passed)
-    assert len(chosen) == 2 and ALWAYS in chosen, "one is drawn"
+    assert len(chosen) == 2 and ALWAYS in chosen, "one due file and one drawn file"
     assert "tests/test_new.py" in due_files.due(now | {"tests/test_new.py": "0"}, passed)
 
 
@@ -103,7 +103,7 @@ def test_what_failed_is_due_again_and_what_did_not_run_stays(tree: Path) -> None
 
 
 def test_what_changed_while_it_ran_is_due_again(tree: Path) -> None:
-    """The digests are those of the beginning."""
+    """Recorded digests are those from before the run."""
     (tree / "docs/chat.md").write_text("Changed.")
     due_files.record({"tests/test_docs.py": 1.0}, set())
     assert changed() == {"tests/test_docs.py"}

@@ -1,4 +1,4 @@
-"""`make freeze`: ids and times are masked, anything else that differs is found."""
+"""`make freeze` masks ids and times in its records, and finds all other differences."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""No text that a client sends costs time out of proportion to its length: four times the text, six times at most.
+"""Processing time grows roughly in proportion to the length of a client's text: at most sixfold for four times the
+text.
 
-CPU time of this thread, the least of several runs, so that a busy machine does not matter.
+Measured is CPU time of this thread. The minimum of several runs is used, so that other load on the machine matters
+little.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ import notso
 _parser: Any = pkgutil.resolve_name("re._parser")
 
 SMALL_SIZES = (16, 24, 32, 40, 48, 64)
-"""Close together: where two ways to match double with each repetition, a larger step would never end."""
+"""Small steps, because if two alternatives double the time with each repetition, a larger step would never end."""
 SIZES = (*SMALL_SIZES, 256, 1024, 4096, 16_384)
-MOST_GROWTH = 6.0  # for four times the text
+MOST_GROWTH = 6.0  # factor, for four times the text
 MEASURABLE_SECONDS = 0.02
-FLOOR_SECONDS = 0.004  # below it, a run is too short to be compared
+FLOOR_SECONDS = 0.004  # shorter runs are not compared, because their timing is too inaccurate
 RUNS = 5
-UNBOUNDED = 64  # a repetition that may be longer than this is one that an input grows in
+UNBOUNDED = 64  # a repetition with a higher maximum counts as unlimited
 MOST_PUMPS = 32
-SAMPLES = 4  # per node of a pattern
+SAMPLES = 4  # number of matching texts for each node of a pattern
 
 METHODS = ("match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer")
 OPTIONAL = {"llguidance", "ray", "psycopg", "redis", "valkey", "peft", "torch", "transformers", "cuda"}
@@ -48,14 +50,14 @@ Clock = Callable[[], float]
 
 
 class GrowthError(AssertionError):
-    """Four times the text took too much more time."""
+    """The time grew too much for four times the text."""
 
 
 def least_cost(work: Callable[[str], object], text: str, enough: float, clock: Clock) -> float:
-    """Return the CPU seconds of `work`, the least of several runs; of the first that is within `enough`."""
+    """Return the minimum CPU seconds of several runs of `work`. Stop early once a run takes no more than `enough`."""
     least = float("inf")
     for _ in range(RUNS):
-        gc.disable()  # a collection looks at all that the process has
+        gc.disable()  # because a garbage collection's time depends on the whole process
         began = clock()
         work(text)
         least = min(least, clock() - began)
@@ -73,16 +75,17 @@ def check_growth(
     budget_s: float = 0.0,
     clock: Clock = time.thread_time,
 ) -> None:
-    """Raise GrowthError at the first size whose cost is out of proportion, before a larger one is tried.
+    """Raise GrowthError at the first size whose cost is out of proportion, without trying larger ones.
 
-    Sizes beyond the one that takes `MEASURABLE_SECONDS` show nothing more. budget_s: where `work` stops by itself.
-    clock: CPU seconds of whatever does the work.
+    Sizes after the first that takes `MEASURABLE_SECONDS` are skipped. budget_s: seconds after which `work` stops
+    itself.
+    clock: returns the CPU seconds of the thread or process that does the work.
     """
     before, shorter = 0.0, ""
     for size in sizes:
         text = made(size)
         cost = least_cost(work, text, max(FLOOR_SECONDS, MOST_GROWTH * before, budget_s), clock)
-        for _ in range(8):  # whatever else the machine does may have come between the two
+        for _ in range(8):  # repeated, because other load may have affected one of the two measurements
             if cost <= (enough := max(FLOOR_SECONDS, MOST_GROWTH * before, budget_s)):
                 break
             before = max(before, least_cost(work, shorter, 0.0, clock))
@@ -90,23 +93,23 @@ def check_growth(
         else:
             shown = f"{text[:60]!r}...{text[-12:]!r}"
             raise GrowthError(f"{len(text)} characters like {shown} took {cost:.4f} s, {len(shorter)} {before:.4f} s")
-        if MEASURABLE_SECONDS < cost <= MOST_GROWTH * before:  # beyond that, only the budget excuses it so far
+        if MEASURABLE_SECONDS < cost <= MOST_GROWTH * before:  # measurable, and not excused by the budget
             return
         before, shorter = cost, text
 
 
-# What a pattern matches, from its own parts.
+# Generate texts that a pattern matches from its parse tree.
 
 
 def samples(node: Any) -> list[str]:
-    """Return short texts that a part of a pattern matches; near enough, where it looks around itself."""
+    """Return short texts that a part of a pattern matches. Lookarounds are ignored, so a text may not match."""
     return list(dict.fromkeys(itertools.islice(_samples(node), SAMPLES))) or [""]
 
 
 def _samples(items: Any) -> Iterator[str]:
     options = [_item_samples(op, argument) for op, argument in items]
     width = max((len(each) for each in options), default=0)
-    for turn in range(width):  # each option of each part comes in at least one text
+    for turn in range(width):  # each alternative of each part occurs in at least one text
         yield "".join(each[turn % len(each)] for each in options)
 
 
@@ -165,7 +168,7 @@ def _class_of(members: Any) -> str:
 
 
 def parts_of(items: Any, before: str = "") -> Iterator[tuple[str, Any, bool]]:
-    """Yield each part of a pattern: a text for what stands before it, the part, and whether it repeats without end."""
+    """Yield each part of a pattern: a text that matches preceding parts, the part, and whether it repeats unlimited."""
     for op, argument in items:
         match str(op):
             case "BRANCH":
@@ -183,7 +186,7 @@ def parts_of(items: Any, before: str = "") -> Iterator[tuple[str, Any, bool]]:
 
 
 def attacks(pattern: re.Pattern[Any]) -> list[Callable[[int], str]]:
-    """Return makers of texts of a size: each repeats one part of the pattern, alone and behind what leads to it."""
+    """Return functions from a size to a text, which repeats one part of the pattern, alone or after matching text."""
     source = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
     tree = _parser.parse(source, pattern.flags & ~re.UNICODE if isinstance(pattern.pattern, bytes) else pattern.flags)
     pumps: dict[tuple[str, str], None] = {}
@@ -193,7 +196,7 @@ def attacks(pattern: re.Pattern[Any]) -> list[Callable[[int], str]]:
             pumps[("", text)] = None
     for text in samples(tree):
         pumps[("", text)] = None
-        for cut in range(1, min(len(text), 4)):  # what begins a match again and again
+        for cut in range(1, min(len(text), 4)):  # prefixes that start a match again and again
             pumps[("", text[:cut])] = None
     chosen = [pump for pump in sorted(pumps, key=lambda pump: not pump[0]) if pump[1]][:MOST_PUMPS]
     return [
@@ -204,7 +207,7 @@ def attacks(pattern: re.Pattern[Any]) -> list[Callable[[int], str]]:
 
 
 def uses(pattern: re.Pattern[Any], methods: set[str]) -> list[Callable[[str], object]]:
-    """Return the ways the package calls the pattern."""
+    """Return functions that apply the pattern with the methods used in the package."""
     is_bytes = isinstance(pattern.pattern, bytes)
 
     def call(method: str, text: str) -> object:
@@ -212,7 +215,7 @@ def uses(pattern: re.Pattern[Any], methods: set[str]) -> list[Callable[[str], ob
         match method:
             case "match" | "fullmatch":
                 return getattr(pattern, method)(given)
-            case _:  # what `search` cannot find, the others do not find either; `findall` goes on behind each match
+            case _:  # findall covers `search` and the other methods, because it continues after each match
                 return pattern.findall(given)
 
     ways = {"match" if method == "match" else "fullmatch" if method == "fullmatch" else "findall" for method in methods}
@@ -225,7 +228,7 @@ def check_pattern(pattern: re.Pattern[Any], methods: set[str]) -> None:
             check_growth(work, made, SIZES)
 
 
-# The patterns of the package.
+# Find all patterns of the package.
 
 
 @cache
@@ -259,7 +262,7 @@ def _trees() -> Iterator[tuple[ModuleType, ast.Module]]:
             yield module, ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
 
 
-LOCAL = {  # what is made within a function, by its source: an example of it
+LOCAL = {  # source of a pattern built within a function -> an example of its value
     'rf"(?<![\\\\{character}]){character}{{{len(mark)}}}(?!{character})"': r"(?<![\\\*])\*{2}(?!\*)",
     'rf"{re.escape(scheme)}://{hosts}{ports}"': r"https://[a-z0-9.-]+\.example\.org(?::[0-9]{1,5})?",
     """f"[{''.join(map(re.escape, lengths))}]\"""": "[<|]",
@@ -272,7 +275,7 @@ EXAMPLES = {ast.dump(ast.parse(source, mode="eval").body): example for source, e
 
 @cache
 def collected() -> dict[str, tuple[re.Pattern[Any], set[str]]]:
-    """Return every pattern by where it stands, and the methods it is called by."""
+    """Return pattern and methods called on it, by location in the source."""
     trees = list(_trees())
     called: dict[str, set[str]] = {}
     for _, tree in trees:

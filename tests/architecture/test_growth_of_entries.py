@@ -1,7 +1,7 @@
-"""Whatever takes a client's text costs time in proportion to it, up to the size that it takes: see test_growth.py.
+"""Processing time of client texts grows roughly in proportion to their length, up to the maximum: see test_growth.py.
 
-Each entry point is given what its own syntax makes it read again: things that are opened and never closed, escaped,
-repeated, or nested, as far as they go.
+Each entry point gets texts that could make its parser backtrack or rescan: unclosed, escaped, repeated and deeply
+nested parts of its own syntax.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from notso.web.values.visible_text import visible_line
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20
 UNNOTICED_SECONDS = 0.05
-"""Below it, caches shared with other processes decide, and no other request waits long."""
+"""Shorter times depend on caches shared with other processes, and delay no other request noticeably."""
 REFUSALS = (InvalidRequestError, ApiError, Problem, ToolError, SettingsError, NotTextError)
 
 TEXT = ("a", " ", "\n", "\r", "a ", "\u4e2d", "\U0001f99c", "e\u0301", "\u00a0", "'s", "1", "<", "!", "a=a", "\x85")
@@ -122,7 +122,7 @@ CALLS = ("<tool_call>", "</tool_call>", '"', '\\"', '{"name": "', "<tool_call>\n
 
 @dataclass(frozen=True)
 class Entry:
-    """What takes a text of so many characters, its beginning and end, and what may be repeated in between."""
+    """A function to test, its maximum number of characters, texts to repeat, and what precedes and follows them."""
 
     work: Callable[[str], object]
     most: int
@@ -134,7 +134,7 @@ class Entry:
 
     @property
     def sizes(self) -> Iterable[int]:
-        """Yield small steps first: where the cost doubles with a few characters, large ones would never end."""
+        """Yield small steps first: if a few characters double the cost, larger sizes would take forever."""
         yield from (size + len(self.before) for size in SMALL_SIZES)
         size = 256
         while size < self.most:
@@ -146,7 +146,7 @@ class Entry:
 def body(
     parse: Callable[[dict[str, object]], object], make: Callable[[str], dict[str, object]]
 ) -> Callable[[str], object]:
-    """Read a JSON body as an API does."""
+    """Return a function that parses a text in a JSON body as an API does."""
     return lambda text: parse(parse_object(json.dumps(make(text)).encode()))
 
 
@@ -186,7 +186,7 @@ def written(text: str) -> object:
 
 
 def printed(text: str) -> object:
-    """What a stranger's chat template prints, in its own process, is read here."""
+    """Encode the output of a chat template, which was rendered in another process and is untrusted."""
     tokenizer, _ = small_model()
     return tokenizer.encode_runs(SpecialTexts(tokenizer.specials).split(text))
 
@@ -204,7 +204,7 @@ def called(text: str) -> object:
 
 
 def pushed(text: str) -> object:
-    """In pieces, as a model writes."""
+    """Parse in pieces, as a model generates text."""
     parser = ToolCallParser(in_parts=True)
     for at in range(0, len(text), max(len(text) // 64, 1)):
         parser.push(text[at : at + max(len(text) // 64, 1)])

@@ -1,4 +1,4 @@
-"""The site of the documentation: every document is in it, and its last look finds what it should."""
+"""The documentation site contains every document, and its final checks find faults."""
 
 from __future__ import annotations
 

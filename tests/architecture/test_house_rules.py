@@ -1,4 +1,4 @@
-"""The rules that keep the house habitable: words, sizes, names, docstrings, pins, and nothing of anybody's machine."""
+"""Project-wide rules: banned words, file sizes, names, docstrings, pinned versions, and no machine-specific paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "notso"
 
 
 def tracked() -> list[Path]:
-    """Every file of the repository, also where git or its folder is missing."""
+    """Return all files of the repository, even if git or the .git folder is missing."""
     if shutil.which("git") and (ROOT / ".git").exists():
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
         files = [ROOT / name for name in listed.decode().split("\0") if name]
@@ -39,7 +39,7 @@ def text(path: Path) -> str | None:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError:
-        return None  # pictures, models
+        return None  # images and models
 
 
 def test_the_files_are_found() -> None:
@@ -79,7 +79,7 @@ def test_every_python_file_says_what_it_is() -> None:
 
 
 def test_every_native_file_says_what_it_is() -> None:
-    """In its first line, or in that of the header it belongs to."""
+    """Its first line is a comment, or its header's first line is."""
     quiet = [path for path in NATIVE if not path.read_text("utf-8").startswith("//")]
     assert not [named(p) for p in quiet if p.suffix == ".h"]
     assert not [named(p) for p in quiet if p.suffix == ".cpp" and not p.with_suffix(".h").exists()]
@@ -115,7 +115,7 @@ def test_the_public_names_are_there() -> None:
 
 
 def test_the_public_interface_keeps_its_shape() -> None:
-    """What programs written against it rely on: names, order and defaults."""
+    """Names, order and defaults of parameters that users' programs depend on."""
     from notso import Engine, Message, SamplingParams
 
     def parameters(function: object) -> dict[str, object]:
@@ -125,7 +125,7 @@ def test_the_public_interface_keeps_its_shape() -> None:
         assert list(parameters(method).items())[1] == ("options", None)
     for method in (Engine.submit, Engine.generate, Engine.speculative_prefill):
         assert list(parameters(method))[:3] == ["messages", "params", "options"]
-    assert next(iter(parameters(Engine.load).values())) is None, "without a path it loads the demo model"
+    assert next(iter(parameters(Engine.load).values())) is None, "without a path, the demo model is loaded"
     assert list(parameters(Engine.logits)) == ["ids", "adapter"]
     assert [*parameters(Message)][:2] == ["role", "content"]
     assert {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "logit_bias"} <= set(
@@ -134,11 +134,11 @@ def test_the_public_interface_keeps_its_shape() -> None:
 
 
 def test_nothing_of_anybodys_machine() -> None:
-    """No paths of a machine, no package index: where packages come from is the machine's business."""
+    """No file contains machine-specific paths or package indexes, which each machine configures."""
     taboo = re.compile(
         r"/w[o]rk/|/r[o]ot/|/h[o]me/(?!me\b)\w|/Us[e]rs/\w|/o[p]t/|py[p]i\.org|python[h]osted|index-[u]rl|find-[l]inks"
     )
-    here = Path(__file__).resolve().parent  # the tests that name what is taboo
+    here = Path(__file__).resolve().parent  # this folder's tests contain the forbidden words
     wrong = []
     for path in FILES:
         content = text(path) if path.resolve().parent != here else None
@@ -166,7 +166,7 @@ def test_every_dependency_is_pinned() -> None:
 
 
 def test_no_test_is_left_out_in_silence() -> None:
-    """A skip prints its reason: -ra is in pytest's options, and no decorator or call goes without one."""
+    """Skips print their reason: pytest runs with -ra, and each skip and xfail has a reason."""
     assert "-ra" in (ROOT / "pyproject.toml").read_text("utf-8")
     bare = re.compile(r"pytest\.mark\.(skip\b(?!\()|skip\(\)|xfail\b(?!\(reason))|pytest\.skip\(\)|pytest\.xfail\(\)")
     tests = [path for path in PYTHON if ROOT / "tests" in path.parents and path.resolve() != Path(__file__).resolve()]

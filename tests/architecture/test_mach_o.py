@@ -1,4 +1,4 @@
-"""What must not be in a wheel for macOS is found: an unsigned library, a foreign symbol, a newer system and others."""
+"""Faults of libraries in macOS wheels are found, such as a missing signature or a newer minimum system."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def library(
     signed: bool = True,
     local: tuple[str, ...] = (),
 ) -> bytes:
-    """A Mach-O library without code, as a linker writes it."""
+    """Create a Mach-O library without code, in the layout of a linker."""
 
     def text(command: int, word: str) -> bytes:
         data = word.encode() + bytes(8 - len(word) % 8)
@@ -42,7 +42,7 @@ def library(
     names = b"\0" + b"".join(each.encode() + b"\0" for each in (*local, *symbols))
     table, at = b"", 1
     for each in (*local, *symbols):
-        kind = 0x66 if each in local else 0x01  # an object's path; undefined, external, of the first library
+        kind = 0x66 if each in local else 0x01  # path of an object file; or undefined, external, from the first library
         table += struct.pack("<IBBHQ", at, kind, 0, 1 << 8, 0)
         at += len(each) + 1
     first = len(local)
@@ -83,7 +83,7 @@ def library(
 
 def test_a_right_library_has_no_fault() -> None:
     assert not list(mach_o.faults(library(), "arm64"))
-    assert not list(mach_o.faults(library(cpu=X86_64, signed=False), "x86_64"))  # Intel's needs no signature
+    assert not list(mach_o.faults(library(cpu=X86_64, signed=False), "x86_64"))  # signatures are optional on Intel
 
 
 @pytest.mark.parametrize(

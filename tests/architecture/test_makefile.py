@@ -1,4 +1,4 @@
-"""The Makefile runs under GNU make 3.81 with POSIX tools, as macOS has them: no newer function, option or escape."""
+"""The Makefile requires only GNU make 3.81 and POSIX tools, which macOS has: no newer functions, options or escapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Options of POSIX.1-2024; what has no row is no POSIX utility. Words after find are operators.
+# Allowed options, from POSIX.1-2024; tools without a row are not in POSIX. For find, see FIND.
 OPTIONS = {
     "awk": "Ffv", "cat": "u", "cd": "LP", "chmod": "R", "command": "vVp", "cp": "fipPRHL", "cut": "bcdfns", "date": "u",
     "dirname": "", "echo": "", "env": "iu", "exec": "", "exit": "", "expand": "t", "export": "p", "false": "",
@@ -23,10 +23,10 @@ OPTIONS = {
     "tr": "cCds", "trap": "", "true": "", "umask": "S", "uname": "amnrsv", "unset": "fv", "wait": "", "wc": "cmlw",
     "xargs": "0EILnpstx", ":": "", "[": None,
 }  # fmt: skip
-OTHERS = {"git", "npm"}  # have the same options everywhere
+OTHERS = {"git", "npm"}  # tools with the same options on all systems
 FIND = {"type", "name", "path", "o", "a", "print", "print0", "exec", "prune", "newer", "perm", "size", "user", "depth"}
-WORDS = {"if", "then", "else", "elif", "fi", "while", "do", "done", "{", "}", "!"}  # before and after commands
-PLACEHOLDER = "made-elsewhere"  # a variable of make: a program of .venv, or words
+WORDS = {"if", "then", "else", "elif", "fi", "while", "do", "done", "{", "}", "!"}  # shell keywords around commands
+PLACEHOLDER = "made-elsewhere"  # replaces variables and functions of make
 
 NEWER_MAKE = {
     r"(?m)^[\w-]+\s*!=": "!=", "::=": "::=", r"\$\((file|guile|let|intcmp) ": "a function",
@@ -38,7 +38,7 @@ NOT_OF_SH = {r"<\(": "<(", r"\$'": "$'", "&>": "&>", r"\bsource ": "source", r"<
 
 
 def scripts(makefile: str) -> Iterator[str]:
-    """Shell scripts of a Makefile: recipe lines and calls of $(shell)."""
+    """Yield the shell scripts of a Makefile: recipe lines and arguments of $(shell)."""
     joined = re.sub(r"\\\n\s*", " ", makefile)
     for line in joined.splitlines():
         if line.startswith("\t"):
@@ -47,7 +47,7 @@ def scripts(makefile: str) -> Iterator[str]:
 
 
 def expanded(text: str) -> str:
-    """Text as the shell gets it, with a placeholder for each variable and function of make."""
+    """Return a script as the shell receives it, with a placeholder for each variable and function of make."""
     text = text.replace("$$", "\0")
     while (shorter := re.sub(r"\$\((?:[^()$]|\([^()]*\))*\)|\$[@<^*]", PLACEHOLDER, text)) != text:
         text = shorter
@@ -55,7 +55,7 @@ def expanded(text: str) -> str:
 
 
 def commands(script: str) -> Iterator[list[str]]:
-    """Commands of a script with their arguments; also of $(...) and of what stands in double quotes."""
+    """Yield the commands of a script with their arguments, including those in $(...)."""
     for inner in re.findall(r"\$\(([^()]*)\)", script):
         yield from commands(inner)
     script = re.sub(r"\$\([^()]*\)", "$x", script)
@@ -71,13 +71,13 @@ def commands(script: str) -> Iterator[list[str]]:
         elif word in ("for", "case", "esac", "in") and starts:
             found = [":"]
         elif starts and re.match(r"[A-Za-z_]\w*=", word):
-            continue  # a variable
+            continue  # variable assignment
         else:
             found.append(word)
 
 
 def faults(makefile: str) -> Iterator[str]:
-    """What of a Makefile needs newer make, another shell or other tools than POSIX's."""
+    """Yield the parts of a Makefile that need a newer make, another shell, or tools that are not in POSIX."""
     yield from (f"make 3.81 has no {name}" for pattern, name in NEWER_MAKE.items() if re.search(pattern, makefile))
     for script in scripts(makefile):
         yield from (f"sh has no {name}: {script}" for pattern, name in NOT_OF_SH.items() if re.search(pattern, script))
@@ -94,7 +94,7 @@ def _faults(name: str, words: list[str]) -> Iterator[str]:
     allowed, options = OPTIONS[name], [word for word in words if re.match(r"-\w|--\w", word)]
     if name == "find":
         options = [word for word in options if word[1:] not in FIND]
-    if name in ("xargs", "env", "command", "exec"):  # its own options end where a command begins
+    if name in ("xargs", "env", "command", "exec"):  # later options belong to the command that it runs
         before = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
         options = words[:before]
     if allowed is not None:

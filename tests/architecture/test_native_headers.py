@@ -1,4 +1,4 @@
-"""Native headers stand alone: each compiles by itself for the family it belongs to, and shares nothing with another."""
+"""Native headers are self-contained: each compiles alone for its kernel family, and families share no code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTRACTS = sorted(NATIVE.glob("*.h"))
 KERNELS = sorted((NATIVE / "kernels").rglob("*.h"))
 ON_X86 = platform.machine() in ("x86_64", "AMD64")
 ON_ARM64 = platform.machine() in ("aarch64", "arm64")
-# What every family shares is compiled for one that has all of it.
+# Headers shared by several families are compiled for a family that includes all of them.
 SHARED = {"portable": "neon" if ON_ARM64 else "avx512", "x86": "avx512"}
 
 
@@ -30,7 +30,7 @@ def named(path: Path) -> str:
 
 @cache
 def settings() -> dict[str, list[str]]:
-    """What kernels.cmake sets, each variable in the values of those before it."""
+    """Return the variables that kernels.cmake sets, with references to earlier variables replaced."""
     found: dict[str, list[str]] = {"CMAKE_CURRENT_LIST_DIR": [str(NATIVE)], "CMAKE_BINARY_DIR": ["build"]}
     text = re.sub(r"#.*", "", (NATIVE / "kernels.cmake").read_text("utf-8"))
     for name, words in re.findall(r"\bset\((\w+) ([^()]*)\)", text):
@@ -43,7 +43,7 @@ def settings() -> dict[str, list[str]]:
 
 
 def flags(path: Path) -> list[str]:
-    """Of the family whose folder the header stands in."""
+    """Return compiler options of the family in whose folder the header is."""
     folder = path.parent.name if path.parent != NATIVE else "generic"
     family = SHARED.get(folder, folder).upper()
     known = "-DQTENSOR_ARM64" if family == "NEON" else "-DQTENSOR_X86"
@@ -52,7 +52,7 @@ def flags(path: Path) -> list[str]:
 
 
 def compiler(path: Path) -> list[str]:
-    """A cross compiler for another machine's headers."""
+    """Return the compiler for a header: a cross compiler if it is for another architecture."""
     cross = aarch64.compiler() if path.parent.name == "neon" and not ON_ARM64 else None
     return [cross] if cross else compiler_of_this_machine()
 
@@ -66,7 +66,7 @@ def compiler_of_this_machine() -> list[str]:
 
 
 def complaints(path: Path, text: str) -> str:
-    """What the compiler says about a file of this text that stands where `path` does."""
+    """Compile `text` as a file in the folder of `path`, and return the compiler's errors."""
     command = [
         *compiler(path),
         "-std=c++20",
@@ -83,7 +83,7 @@ def complaints(path: Path, text: str) -> str:
 
 
 def headers_of_this_machine() -> list[Path]:
-    """Those of its processor, and of aarch64 where there is a cross compiler."""
+    """Return headers for this processor, and those for AArch64 if there is a cross compiler."""
     folders = {"generic"} | ({"portable", "x86", "avx2", "avx512", "amx"} if ON_X86 else set())
     folders |= {"portable", "neon"} if ON_ARM64 else {"neon"} if aarch64.compiler() else set()
     return [*CONTRACTS, *(path for path in KERNELS if path.parent.name in folders)]
@@ -101,7 +101,7 @@ def test_every_header_compiles_alone() -> None:
 
 
 def test_a_missing_include_is_noticed() -> None:
-    """Most would break something; these three each bring what nobody else does."""
+    """These three includes are the only ones that provide the names that the headers use from them."""
     for name, include in (
         ("kernels/portable/float_kernels.h", "vec16.h"),
         ("kernels/generic/byte_dots.h", "kernels/portable/level_tables.h"),
@@ -122,7 +122,7 @@ def test_every_header_is_guarded() -> None:
 
 
 def test_what_kernel_headers_hold_is_nobody_elses() -> None:
-    """A copy compiled for one instruction set must never be linked into another's code (performance 6.3)."""
+    """Code compiled for one instruction set must never be linked into code for another (performance 6.3)."""
     wrong = []
     for path in KERNELS:
         text = path.read_text("utf-8")
@@ -136,7 +136,7 @@ def test_what_kernel_headers_hold_is_nobody_elses() -> None:
 
 
 def test_sources_begin_with_their_own_header() -> None:
-    """So what stands in runtime and ops compiles alone as well."""
+    """This checks that headers in runtime and ops are self-contained, too."""
     wrong = []
     for path in [*(NATIVE / "runtime").glob("*.cpp"), *(NATIVE / "ops").glob("*.cpp")]:
         first = re.search(r'^#include ["<]([^">]+)', path.read_text("utf-8"), re.MULTILINE)
@@ -145,7 +145,7 @@ def test_sources_begin_with_their_own_header() -> None:
     assert not wrong
 
 
-# What each room may include of the others; the contracts at the top are everybody's.
+# Folders that each folder may include from; all may include headers in native/ itself.
 ROOMS = {
     "runtime": {"runtime"},
     "ops": {"ops", "runtime"},
@@ -153,9 +153,8 @@ ROOMS = {
     "bindings": {"bindings", "cuda", "ops", "runtime"},
     "cuda": {"cuda"},
 }
-# The generic kernels are the oracle: rows of weights become floats by their conversion, and by what takes blocks apart
-# for every family. The levels of the cache
-# stand in one place for all devices.
+# Exceptions to ROOMS. ops/dequantize.cpp uses the generic kernels and the shared unpacking of blocks as its reference,
+# and all devices share one table of the KV cache's levels.
 SHARED_INCLUDES = {
     ("ops/dequantize.cpp", "kernels/generic/vec16.h"),
     ("ops/dequantize.cpp", "kernels/portable/unpacked_blocks.h"),

@@ -1,4 +1,4 @@
-"""Numbers in prose that a constant decides: each sentence is made with its value, and stands in its page."""
+"""Numbers in the documentation agree with constants: sentences built from constants must occur in their page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down twice, because two languages or two floors need it, says the same in both places."""
+"""Values that are defined twice, for two languages or two layers, agree."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_documents_say_from_how_many_batch_rows_on_there_are_tiles() -> None
 
 
 def test_the_front_door_has_the_defaults_of_the_floors() -> None:
-    """Written there again, because a verb that is only asked for its help loads no floor."""
+    """The CLI repeats these defaults, so that `--help` need not import the layers."""
     verbs: Any = typer.main.get_command(app)
     serve = {parameter.name: parameter for parameter in verbs.commands["serve"].params}
     doctor = {parameter.name: parameter for parameter in verbs.commands["doctor"].params}

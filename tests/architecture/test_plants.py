@@ -1,4 +1,4 @@
-"""A change of one kind needs as few files as it should: each is planted in a copy of the tree and used there."""
+"""Typical changes need few edited files: each is applied to a copy of the tree and tested there."""
 
 from __future__ import annotations
 

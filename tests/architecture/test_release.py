@@ -1,4 +1,4 @@
-"""A release: refused where something is missing, whole or not at all; and the forge runs what everybody runs."""
+"""A release is rejected if something is missing, and undone if it fails; CI runs the same commands as developers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY = "2026-02-03"
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of two files, with one release."""
+    """Create a repository with two files and one release."""
     for name in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{name}_NAME", "me")
         monkeypatch.setenv(f"GIT_{name}_EMAIL", "me@localhost")
@@ -39,7 +39,7 @@ def test_a_release_is_a_section_a_commit_and_a_tag(house: Path) -> None:
     assert refusal(house, "0.2.0") is None
     seen = []
     release(house, "0.2.0", DAY, lambda root, v: seen.append((v, git(root, "status", "--porcelain"))))
-    assert seen == [("0.2.0", "")], "it is built from what is committed"
+    assert seen == [("0.2.0", "")], "builds must use the committed files"
     assert (house / "pyproject.toml").read_text() == '[project]\nversion = "0.2.0"\nminimum-version = "1"\n'
     text = (house / "CHANGELOG.md").read_text()
     assert unreleased(text).strip() == "" and f"## [0.2.0] - {DAY}\n\n### Added\n\n- a thing\n\n## [0.1.0]" in text

@@ -1,4 +1,4 @@
-"""Imports form no cycles, and a row of an import contract stays short."""
+"""Imports form no cycles, and import contracts list few names per row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 MOST_NAMES = 7
 
-# Between a module and a package beside it; of packages there is none, and no two modules import each other.
+# Allowed cycles: only one between a module and a package in the same folder.
 CIRCLES = {
     "notso.qtensor: reference, tensor": "a tensor dequantizes itself by reference/blocks, reference/ops takes tensors",
 }
@@ -35,7 +35,7 @@ def imported(path: Path) -> set[str]:
 
 
 def graphs() -> dict[str, Graph]:
-    """By folder: for each module and package in it, which others of the same folder it, or what it holds, imports."""
+    """Return an import graph of modules and packages for each folder; a package's imports include its modules'."""
     modules = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in MODULES}
     packages = {name.removesuffix(".__init__") for name in modules if name.endswith(".__init__")}
     found: dict[str, Graph] = {name: {} for name in packages}
@@ -48,13 +48,13 @@ def graphs() -> dict[str, Graph]:
                 target = target.rpartition(".")[0]
             there = target.split(".")
             depth = next((i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), 0)
-            if depth and here[depth] != "__init__":  # what a package shows to others is not what it is made of
+            if depth and here[depth] != "__init__":  # an __init__ only exports names
                 found[".".join(here[:depth])][here[depth]].add(there[depth])
     return found
 
 
 def test_nothing_is_in_a_circle() -> None:
-    """No two modules or packages of a folder need each other, however far around."""
+    """No two modules or packages of a folder depend on each other, not even indirectly."""
     found = graphs()
     assert len(found) > 25 and "values" in found["notso.smollm3"]["engine"]
     circles = []

@@ -1,4 +1,4 @@
-"""What the project is built from: every archive by its hash; and the tools that look it over find what they should."""
+"""Each archive that the project is built from has a hash, and the supply-chain tools find faults."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_nothing_is_installed_without_its_hash() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path) -> tuple[Path, Any]:
-    """A package of one file, and what Python knows of it."""
+    """Create a package with one file; return its folder and its metadata."""
     about = tmp_path / "thing-1.0.dist-info"
     about.mkdir()
     (tmp_path / "thing.py").write_text("")

@@ -1,7 +1,7 @@
 """Only notso.system depends on the operating system.
 
-Elsewhere nothing reads /proc or /sys, asks which system runs, uses a name that macOS lacks, or forks without executing
-a program.
+Other modules do not read /proc or /sys, check the operating system, use names that macOS lacks, or fork without
+executing a program.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FORKS = {
 }
 FOLDERS = re.compile(r"/(proc|sys)(/|$)")
 LIBRARIES = {"src/notso/qtensor/backends/cuda/driver.py"}
-"""Load a library by its name: libcuda.so.1, where there is one."""
+"""Modules that may load a library by name: libcuda.so.1, if it exists."""
 
 
 def faults(source: str, name: str = "module.py") -> Iterator[str]:
-    """What a module outside notso.system may not contain."""
+    """Yield code that modules outside notso.system must not contain."""
     nodes = list(ast.walk(ast.parse(source)))
-    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings may name anything
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings may contain any words
     modules = {  # name in this module -> module of the standard library
         alias.asname or alias.name: alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
     }

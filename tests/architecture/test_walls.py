@@ -1,4 +1,4 @@
-"""What import-linter cannot say about the walls between the floors: the native module, libraries, dynamic imports."""
+"""Layering rules that import-linter cannot check: the native module, third-party libraries, and dynamic imports."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from notso import qtensor
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
-# Runs as a script under another Python that has somebody else's engine, and imports notso.system alone.
+# Runs as a script in the Python of a peer, which has only the peer's packages, and imports only notso.system.
 PEER_WORKER = SOURCE / "notso" / "smollm3" / "diagnostics" / "peers" / "worker.py"
 MODULES = sorted(set((SOURCE / "notso").rglob("*.py")) - {PEER_WORKER})
 
-# Third-party modules by floor; a floor that needs another one says so here. The front door may use them all.
+# Third-party modules that each layer may use; the CLI may use all of them.
 LIBRARIES = {
-    "system": set[str](),  # the standard library alone
+    "system": set[str](),  # only the standard library
     "qtensor": {"numpy"},
     "smollm3": {
         "numpy", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "httpx2", "platformdirs", "pydantic",
-        "torch", "transformers", "trl", "peft", "datasets",  # asked for by tuning, and only where somebody tunes
+        "torch", "transformers", "trl", "peft", "datasets",  # imported only by tuning, when it runs
     },
     "web": {
         "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
         "latex2mathml",
         "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
-        "authlib", "joserfc",  # asked for by one module, and only where an OpenID provider is configured
-        "mcp", "anyio", "httpx2",  # asked for where a configuration names servers or a provider
-        "opentelemetry",  # by one, and only where its variables name a place for traces
-        "valkey",  # by two, and only where an address names a server
-        "psycopg", "psycopg_pool",  # likewise, where a database is named
+        "authlib", "joserfc",  # imported by one module, if an OpenID provider is configured
+        "mcp", "anyio", "httpx2",  # imported if MCP servers or a provider are configured
+        "opentelemetry",  # imported by one module, if its variables set an address for traces
+        "valkey",  # imported by two modules, if an address is configured
+        "psycopg", "psycopg_pool",  # likewise, if a database is configured
     },
-    "cluster": {"starlette", "ray"},  # the other asked for by three modules, and only where somebody uses it
-    "documents": {"pypdfium2", "python_calamine"},  # in the child, for PDF and spreadsheets
-    "plugins": {"numpy"},  # in the plugin's own process, for a row of logits
+    "cluster": {"starlette", "ray"},  # ray: imported by three modules, only when it is used
+    "documents": {"pypdfium2", "python_calamine"},  # imported in the child process, for PDF and spreadsheets
+    "plugins": {"numpy"},  # imported in the plugin's process, for logits
     "cli": {"typer", "rich", "prompt_toolkit", "platformdirs"},
 }  # fmt: skip
 
-# What a module is called, where its distribution is called otherwise.
+# Import name -> distribution name, if they differ.
 DISTRIBUTIONS = {"markdown_it": "markdown-it-py", "opentelemetry": "opentelemetry-sdk"}
 
 
 def floor(path: Path) -> str:
-    """qtensor, smollm3, web or cli; the package's own files are ''."""
+    """Return qtensor, smollm3, web or cli, or "" for modules of the package itself."""
     parts = path.relative_to(SOURCE / "notso").parts
     return parts[0] if len(parts) > 1 else ""
 
 
 @cache
 def nodes(path: Path) -> list[ast.AST]:
-    """Everything the file says."""
+    """Return all syntax nodes of a file."""
     return list(ast.walk(ast.parse(path.read_text("utf-8"))))
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """(line, module, names) of each import statement, wherever it stands; names is empty for `import module`."""
+    """Yield (line, module, names) for each import statement, including nested ones; no names for `import module`."""
     for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, ()
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}:{node.lineno}: relative imports hide which floor is meant"
+            assert node.level == 0, f"{path.name}:{node.lineno}: relative imports hide which layer is imported"
             yield node.lineno, node.module or "", tuple(alias.name for alias in node.names)
 
 
@@ -99,7 +99,7 @@ def test_the_native_module_has_one_importer_for_each_device() -> None:
 
 
 def test_the_native_functions_have_their_users() -> None:
-    """Other callers would bypass the checks of ops.py; ceilings.py and huge_pages.py have functions of their own."""
+    """Other callers would bypass the checks in ops.py; ceilings.py and huge_pages.py call other functions."""
     users = {
         path.name for path, _, module, names in all_imports() if module.endswith(".kernel_choice") and "native" in names
     }
@@ -131,7 +131,7 @@ def test_libraries_of_a_floor(name: str) -> None:
 
 
 def test_libraries_are_declared() -> None:
-    """A module that comes only because another library brings it may go with that library."""
+    """An undeclared module disappears if the library that depends on it drops it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     lines = [
@@ -149,7 +149,7 @@ def test_libraries_are_declared() -> None:
 
 
 def test_the_lowest_floor_does_not_import_the_package_itself() -> None:
-    """`import notso` would bring the model through its lazy names, which no graph of imports shows."""
+    """`import notso` loads the model layer through lazy names, which the import graph does not contain."""
     wrong = [
         place(path, line) for path, line, module, _ in all_imports() if floor(path) == "qtensor" and module == "notso"
     ]
@@ -177,7 +177,7 @@ LOADS_PLUGINS = SOURCE / "notso" / "plugins" / "loading.py"
 
 
 def test_no_dynamic_imports_and_no_evaluated_text() -> None:
-    """They would climb over the walls unseen, and run what a file or a request says."""
+    """They would bypass the import contracts, and could execute text from files or requests."""
     wrong = []
     for path in MODULES:
         for node in nodes(path):
@@ -195,7 +195,7 @@ def test_no_dynamic_imports_and_no_evaluated_text() -> None:
 
 
 def test_one_module_loads_plugins_and_only_in_their_own_process() -> None:
-    """`load` runs what another distribution says: the child of `notso.plugins.child` calls it, and nobody else."""
+    """Only `notso.plugins.child`, in the plugin's process, calls `load`, which executes another distribution's code."""
     loads = [path for path in MODULES if re.search(r"\b(point|entry\w*)\.load\(", path.read_text("utf-8"))]
     assert loads == [LOADS_PLUGINS]
     users = {
@@ -208,13 +208,13 @@ def test_one_module_loads_plugins_and_only_in_their_own_process() -> None:
     child = {
         path.name for path, _, module, names in all_imports() if "child" in names or module.endswith("plugins.child")
     }
-    assert not child  # it is started, never imported
+    assert not child  # it is run as a program, never imported
     wrong = [p.name for p in MODULES if p != LOADS_PLUGINS and "metadata.entry_points" in p.read_text("utf-8")]
     assert not wrong
 
 
 def test_no_assert_guards_anything() -> None:
-    """Gone under `python -O`: errors for people and programs are raised (reliability X3)."""
+    """`python -O` removes assert statements, so errors are raised instead (reliability X3)."""
     wrong = [place(path, node.lineno) for path in MODULES for node in nodes(path) if isinstance(node, ast.Assert)]
     assert not wrong
 
@@ -240,7 +240,7 @@ def test_python_is_known_by_the_native_bindings() -> None:
 
 
 def test_kernels_use_no_library() -> None:
-    """No STL and no C library in kernel files: what is inlined there is compiled for one instruction set only."""
+    """Kernel files use neither the STL nor the C library: inlined code is compiled for a single instruction set."""
     allowed = re.compile(r"immintrin\.h|arm_neon\.h|cstdint|cstddef|stdint\.h|stddef\.h")
     wrong = [
         f"{path.relative_to(ROOT)} includes <{header}>"
@@ -253,7 +253,7 @@ def test_kernels_use_no_library() -> None:
 
 
 def test_one_module_knows_the_library_of_grammars() -> None:
-    """And asks for it only where it is needed: most people never do."""
+    """It is imported only when needed, because most users never use grammars."""
     found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] == "llguidance"}
     assert found == {"grammar.py"}
     code = "import sys, notso.smollm3; sys.exit('llguidance' in sys.modules)"
@@ -261,7 +261,7 @@ def test_one_module_knows_the_library_of_grammars() -> None:
 
 
 def test_two_modules_know_the_libraries_of_training() -> None:
-    """And ask for them only where somebody tunes: they are an extra."""
+    """They are imported only for tuning, because they belong to an extra."""
     libraries = {"torch", "transformers", "trl", "peft", "datasets"}
     found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] in libraries}
     assert found == {"base_model.py", "trainer.py"}
@@ -270,7 +270,7 @@ def test_two_modules_know_the_libraries_of_training() -> None:
 
 
 def test_few_modules_know_ray() -> None:
-    """And the command asks for them only where somebody uses it: it is an extra."""
+    """The command imports them only when needed, because they belong to an extra."""
     found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] == "ray"}
     assert found == {"batch_pool.py", "control.py", "replica.py"}
     code = "import sys, notso.cli.app, notso.cluster.plan; sys.exit('ray' in sys.modules)"

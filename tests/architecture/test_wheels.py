@@ -1,4 +1,4 @@
-"""What wheels are built with and where they are tried: the parts of it that need neither a compiler nor root."""
+"""Tools for building and testing wheels: the parts that need neither a compiler nor root."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_pip_takes_archives_of_that_machine_alone() -> None:
 
 
 def test_programs_of_another_machine_are_known_by_their_head() -> None:
-    """As binfmt_misc reads it: a program is one whose bytes under the mask are those of the magic."""
+    """binfmt_misc compares a program's bytes under the mask with the magic bytes."""
     _, name, kind, _, magic, mask, qemu, flags = registration("aarch64", "/usr/bin/qemu").split(":")
     assert (name, kind, qemu, flags) == ("aarch64", "M", "/usr/bin/qemu", "F")
     head, under = (each.encode().decode("unicode_escape").encode("latin-1") for each in (magic, mask))
-    program = b"\x7fELF\x02\x01\x01\x03" + bytes(8) + b"\x03\x00\xb7\x00"  # of Linux, position-independent
+    program = b"\x7fELF\x02\x01\x01\x03" + bytes(8) + b"\x03\x00\xb7\x00"  # for Linux, position-independent
     assert len(head) == len(under) == len(program) == 20
 
     def is_known(first: bytes) -> bool:
@@ -75,8 +75,8 @@ def test_only_fetched_packages_stay_listed(tmp_path: Path) -> None:
     assert listed.read_text() == "Package: apt\nVersion: 1\n\nPackage: zlib1g\nVersion: 1\n\n"
 
 
-# What the headers read of pyconfig.h for the stable ABI, with its value in a Python for macOS; "": not defined there.
-# On arm64 ALIGNOF_MAX_ALIGN_T is 8; whether it is 0 is all that is asked.
+# Macros from pyconfig.h that the headers use with the stable ABI, and their values in a Python for macOS ("":
+# undefined). ALIGNOF_MAX_ALIGN_T is 8 on arm64, but the headers check only whether it is 0.
 READ_OF_PYCONFIG = {
     "ALT_SOABI": "", "HAVE_ALIGNED_REQUIRED": "", "HAVE_FORK": "1", "HAVE_IEEEFP_H": "", "HAVE_SSIZE_T": "1",
     "HAVE_SYS_SELECT_H": "1", "HAVE_SYS_STAT_H": "1", "HAVE_SYS_TERMIO_H": "", "HAVE_SYS_TIME_H": "1",
@@ -94,10 +94,10 @@ OF_THE_C_LIBRARY = re.compile(
 
 
 def test_no_header_reads_what_pyconfig_says_otherwise_on_macos() -> None:
-    """Wheels for macOS are compiled with the headers of a Python for Linux."""
+    """Wheels for macOS are compiled with headers of a Python for Linux, so used macros must not differ."""
     compiler = shutil.which("g++")
     if compiler is None:
-        pytest.skip("g++ is not here: only it prints the macros that were read")
+        pytest.skip("g++, the only compiler that prints used macros, is not installed")
     headers = sysconfig.get_path("include")
     command = [
         compiler,
@@ -121,7 +121,7 @@ def test_no_header_reads_what_pyconfig_says_otherwise_on_macos() -> None:
 
 @pytest.mark.parametrize("platform", ["macosx_11_0_arm64", "macosx_11_0_x86_64"])
 def test_everything_that_runs_is_locked_for_macos(platform: str) -> None:
-    """By the tags of files would need the index; the lock files hold what only macOS asks for."""
+    """Check that dependencies only for macOS are in the lock files; checking files' tags would need the index."""
     locked = "".join((ROOT / "supply" / name).read_text() for name in ("build.txt", "run.txt"))
     asked = {
         re.split(r"[\s<>=!~;\[]", requirement, maxsplit=1)[0].lower().replace("_", "-")

@@ -1,4 +1,4 @@
-"""A command line run in this process with an engine that follows a script, and one run as a process of its own."""
+"""Run a command line in this process with a scripted engine, or in a separate process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USAGE = Usage(
 
 @dataclass
 class ScriptedEngine:
-    """Gives the events it was told to, and remembers what it was asked. An error in the script is raised."""
+    """Engine that yields the given events and records its arguments. An error in the script is raised."""
 
     script: list[Event | NotsoError | Callable[[], None]] = field(default_factory=list)
     is_demo: bool = False
@@ -106,7 +106,7 @@ SPECIALS = {"<|im_start|>": 3, "<|im_end|>": 3, "<think>": 4, "</think>": 4}
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of random weights that a real engine runs: four layers, one token for each byte."""
+    """Create a model with random weights that a real engine can run: four layers, and one token for each byte."""
     tokens = [*BYTE_CHARACTERS, *SPECIALS]
     path = tmp_path_factory.mktemp("models") / "small.gguf"
     write_synthetic(
@@ -139,7 +139,7 @@ class Result:
 
 @pytest.fixture(autouse=True)
 def _clean_environment(own_home: Path) -> Iterator[None]:
-    """Flags such as --debug become variables; a test must not leave them to the next."""
+    """Options such as --debug set environment variables, which must not affect the next test."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -148,7 +148,7 @@ def _clean_environment(own_home: Path) -> Iterator[None]:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
-    """What every verb in this test opens in place of a real engine."""
+    """Replace the engine that every command opens in this test."""
     scripted = ScriptedEngine()
 
     def open_engine(model: Path | None, context: int | None, threads: int | None, **_: object) -> ScriptedEngine:
@@ -161,7 +161,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
 
 @pytest.fixture
 def notso(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Run a command line in this process; `stdin` is what is piped in."""
+    """Run a command line in this process; `stdin` is the piped input."""
 
     def run(*arguments: str, stdin: str | bytes = b"") -> Result:
         data = stdin.encode() if isinstance(stdin, str) else stdin
@@ -175,9 +175,10 @@ def notso(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def process() -> Callable[..., subprocess.Popen[bytes]]:
-    """Start `notso` as a process of its own. `setup` is Python that runs before it.
+    """Start `notso` in a separate process. `setup` is Python code that runs before it.
 
-    It hears Ctrl-C, also where these tests run behind an `&`, whose children are born deaf to it.
+    The process receives Ctrl-C even if the tests run in the background (`&`), where shells make child processes ignore
+    it.
     """
 
     def start(*arguments: str, setup: str = "", **options: Any) -> subprocess.Popen[bytes]:

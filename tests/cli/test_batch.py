@@ -1,4 +1,4 @@
-"""`notso batch`: every request answered once, whatever happens on the way."""
+"""`notso batch` answers every request exactly once, even with errors and interruptions."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ Run = Callable[..., Any]
 
 
 class ManyAnswers:
-    """An engine that answers each question with the question, in the order of its choosing, from a thread of its own.
+    """Engine that answers each question with its own text, last question first, in a separate thread.
 
-    `refuses` maps a question to the error it raises; a NotsoError in `fails` comes as an event instead. It answers no
-    more than `most`, and while fewer than `awaits` questions are there and `asked` has fewer than `in_all`, none.
+    `refuses` maps a question to an error that `submit` raises, and `fails` to an error that is an event of the answer.
+    It
+    gives at most `most` answers. It gives none while fewer than `awaits` questions wait and fewer than `in_all`
+    arrived.
     """
 
     def __init__(self, *, slots: int = 4, most: int = 1 << 30) -> None:
@@ -73,7 +75,7 @@ class ManyAnswers:
                 is_early = len(self._waiting) < self.awaits and len(self.asked) < self.in_all
                 if not self._waiting or not self.most or is_early:
                     continue
-                question, params, generation = self._waiting.pop()  # the last first: order is nobody's promise
+                question, params, generation = self._waiting.pop()  # last question first, to test any order
                 self.most -= 1
             if question in self.fails:
                 generation.write([Event("error", error=self.fails[question])], last=True)
@@ -108,7 +110,7 @@ def write(path: Path, entries: Sequence[Any]) -> Path:
 
 
 def answers(path: Path) -> dict[str, dict[str, Any]]:
-    """By custom_id; every line must be whole and answer another request."""
+    """Return the lines by custom_id; every line must be complete and answer a different request."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     found = {line["custom_id"]: line for line in lines}
     assert len(found) == len(lines)
@@ -154,7 +156,7 @@ def test_many_are_in_flight_and_give_way_to_others(many: ManyAnswers, notso: Run
     source = write(tmp_path / "in.jsonl", [entry(number) for number in range(40)])
     many.awaits, many.in_all = 4, 40
     assert notso("batch", str(source), str(tmp_path / "out.jsonl")).code == 0
-    assert 4 <= many.most_at_once <= 8, "as many as are written at once, and as many ready to follow"
+    assert 4 <= many.most_at_once <= 8, "one request per slot, and at most as many queued"
     assert {options.priority for _, _, options in many.asked} == {"background"}
 
 
@@ -295,7 +297,7 @@ def test_a_changed_request_does_not_get_the_answer_of_the_former(many: ManyAnswe
     source, out = write(tmp_path / "in.jsonl", [entry(1), entry(2)]), tmp_path / "out.jsonl"
     notso("batch", str(source), str(out))
     before = out.read_bytes()
-    write(source, ["", entry(2), json.dumps(entry(1)) + "  \r"])  # the same, elsewhere
+    write(source, ["", entry(2), json.dumps(entry(1)) + "  \r"])  # the same requests at other positions
     assert notso("batch", str(source), str(out)).code == 0 and out.read_bytes() == before
     write(source, [entry(1), entry(2, max_tokens=3)])
     result = notso("batch", str(source), str(out))
@@ -359,7 +361,7 @@ engines.open_engine = ManyAnswers(most={most}).open
 
 
 def start(process: Callable[..., Any], source: Path, out: Path, done: int) -> Any:
-    """A batch in a process of its own, once it has written `done` answers; its engine gives few more."""
+    """Start a batch in a separate process whose engine gives few answers; return once `done` answers are written."""
     setup = PART.format(folder=str(Path(__file__).parent), most=done + 3)
     running = process("batch", str(source), str(out), setup=setup)
     deadline = time.monotonic() + 60
@@ -380,7 +382,7 @@ def test_kill_9_loses_and_repeats_nothing(
         running.communicate()
         assert running.returncode == -signal.SIGKILL
         lines = out.read_bytes().splitlines(keepends=True)
-        assert lines[: len(kept)] == kept, "what was finished before stays as it was"
+        assert lines[: len(kept)] == kept, "completed lines do not change"
         kept = [line for line in lines if line.endswith(b"\n")]
         assert wanted <= len(kept) < 100
 

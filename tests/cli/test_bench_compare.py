@@ -1,4 +1,4 @@
-"""`notso bench --compare`: a peer measured in turns, played here by a module of the real one's name."""
+"""`notso bench --compare` measures alternately with a peer, for which a fake module with the peer's name is used."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from notso.smollm3.hub.registry import demo_path
 
-# A step takes 40 ms, with flash attention 5, by a clock of its own, so that other work on the machine changes nothing;
-# it refuses q8_0. Positions out of order are noticed.
+# Fake llama_cpp. A step takes 40 ms, or 5 ms with flash attention, on a fake clock, so that other load has no effect.
+# It rejects q8_0 and positions out of order.
 STAND_IN = """
 import time
 from types import SimpleNamespace as Thing
@@ -85,7 +85,7 @@ def bench(*options: str, python_path: Path | None = None) -> subprocess.Complete
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the bench says with the stand-in beside it."""
+    """Return the JSON output of the benchmark with the fake peer."""
     folder = tmp_path_factory.mktemp("peer")
     (folder / "llama_cpp.py").write_text(STAND_IN)
     run = bench("--compare", "llama.cpp", "--json", python_path=folder)
@@ -144,7 +144,7 @@ def test_an_unknown_peer_is_refused() -> None:
     ("library", "kind"), [("CDLL", signal.SIGTERM), ("PyDLL", signal.SIGKILL), ("PyDLL", signal.SIGINT)]
 )
 def test_the_peer_ends_with_us_however_we_end(tmp_path: Path, kind: signal.Signals, library: str) -> None:
-    """Also in the middle of a step that would take an hour, be it one (PyDLL) that keeps the interpreter to itself."""
+    """Also during a step that takes an hour, and even if the step never releases the interpreter lock (PyDLL)."""
     step = f"open('at_work', 'w').write(str(os.getpid())); ctypes.{library}(None).sleep(3600)"
     (tmp_path / "llama_cpp.py").write_text(
         "import ctypes, os" + STAND_IN.replace("passed[0] += context.ms / 1000", step)
@@ -178,4 +178,4 @@ def _lives(process: int) -> bool:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state != "Z"  # ended, and nobody asked how
+    return state != "Z"  # zombie: it has ended, but its parent has not waited for it

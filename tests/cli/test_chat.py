@@ -1,4 +1,4 @@
-"""`notso chat`: a conversation, its commands, and what is kept of it."""
+"""`notso chat`: a conversation, its commands, and its file."""
 
 from __future__ import annotations
 

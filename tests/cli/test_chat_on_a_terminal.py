@@ -1,4 +1,4 @@
-"""`notso chat` as a person sees it: a prompt to type at, completion, a status line, Ctrl-C from the keyboard."""
+"""`notso chat` on a terminal: the prompt, completion, the status line, and Ctrl-C from the keyboard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-# Says what it was asked, thinks where it may, and then goes on until it is stopped.
+# Repeats the question, generates reasoning if enabled, and continues until it is cancelled.
 ENGINE = """
 import os, signal, time
 from notso.cli import engines
@@ -42,7 +42,7 @@ engines.open_engine = lambda *a, **k: Talker()
 
 
 class Terminal:
-    """A terminal of 100 columns with a process in it."""
+    """A terminal with 100 columns that runs a process."""
 
     def __init__(self, start: Callable[..., subprocess.Popen[bytes]], *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -67,13 +67,13 @@ class Terminal:
         self.shown = ""
 
     def expect(self, text: str) -> str:
-        """Read until `text` is shown; what was shown since the last call."""
+        """Read until `text` is shown, and return the output since the last call."""
         deadline = time.monotonic() + 60
         while text not in self.shown:
             assert time.monotonic() < deadline, f"no {text!r} in {self.shown!r}"
             if select.select([self._ours], [], [], 0.1)[0]:
                 data = os.read(self._ours, 65536)
-                if b"\x1b[6n" in data:  # asked where its cursor is, a terminal answers: in the first line
+                if b"\x1b[6n" in data:  # the program asks for the cursor's position; answer: the first line
                     os.write(self._ours, b"\x1b[1;1R")
                 self.shown += data.decode(errors="replace")
         before, _, self.shown = self.shown.partition(text)
@@ -81,13 +81,13 @@ class Terminal:
 
     def expect_prompt(self) -> None:
         self.expect(">")
-        self.expect("\x1b[?25h")  # the cursor is shown: it waits for keys
+        self.expect("\x1b[?25h")  # the cursor is shown when the program waits for keys
 
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
     def rest(self) -> str:
-        """What is shown until the process ends."""
+        """Return the output until the process ends."""
         with contextlib.suppress(OSError):  # EIO: the other end is closed
             while data := os.read(self._ours, 65536):
                 self.shown += data.decode(errors="replace")
@@ -112,9 +112,9 @@ def test_a_conversation(terminal: Terminal) -> None:
     terminal.expect_prompt()
     terminal.type("hello\r")
     assert "\x1b[2mpondering\x1b[0m" in terminal.expect("You said HELLO")
-    terminal.expect("123 / 4,096 tokens")  # the status line: the prompt is there
+    terminal.expect("123 / 4,096 tokens")  # the status line, so the prompt is ready
     terminal.type("/thi")
-    terminal.expect("/thinking")  # is offered
+    terminal.expect("/thinking")  # offered as a completion
     terminal.type("\t off\r")
     terminal.expect("Thinking is off.")
     terminal.expect_prompt()
@@ -145,7 +145,7 @@ def test_ctrl_c_between_answers_asks_once(terminal: Terminal) -> None:
     terminal.type("\x03")
     terminal.expect("Press Ctrl-C again to quit.")
     terminal.expect_prompt()
-    terminal.type("hello\r")  # not quitting after all
+    terminal.type("hello\r")  # cancels quitting
     terminal.expect("You said HELLO")
     terminal.expect_prompt()
     terminal.type("\x03")

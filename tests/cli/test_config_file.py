@@ -1,4 +1,4 @@
-"""A file of settings: what beats what, what is shown of it, and what is wrong with one in a line."""
+"""The configuration file: precedence of settings, how they are shown, and one-line errors."""
 
 from __future__ import annotations
 

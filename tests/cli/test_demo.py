@@ -1,4 +1,4 @@
-"""The first minutes on a machine without a model: the demo of the package answers, and says what it is."""
+"""On a machine without a model, the packaged demo model answers and identifies itself as a demo."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_list_inspect_and_verify_know_it(notso: Run) -> None:
 
     assert listed["quantization"] == "Q4_K_M"
     with GGUFFile.open(listed["path"]) as file:
-        assert file.metadata["general.file_type"] == 15, "which is how ggml numbers Q4_K_M"
+        assert file.metadata["general.file_type"] == 15, "ggml's number of Q4_K_M"
 
     told = json.loads(notso("inspect", listed["path"], "--json").out)
     assert told["problem"] is None
@@ -103,7 +103,7 @@ def test_serve_says_that_the_demo_will_answer(process: Callable[..., Any], own_h
 
 
 def test_without_arguments_the_chat_opens(process: Callable[..., Any], own_home: Path, tmp_path: Path) -> None:
-    """What the environment and the configuration file say holds here too."""
+    """Environment variables and the configuration file apply, too."""
     run = process(env={**os.environ, "NOTSO_PORT": "0", "NOTSO_DATA_DIR": str(tmp_path), "DISPLAY": ""})
     url = next(line for line in run.stdout if line.startswith(b"open ")).decode().split()[1]
     with urllib.request.urlopen(url, timeout=60) as page:

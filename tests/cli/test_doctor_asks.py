@@ -1,4 +1,4 @@
-"""`notso doctor --from URL`, the check of a container, and `notso doctor --report`, the block for an issue."""
+"""`notso doctor --from URL`, a container's health check, and `notso doctor --report`, the text for an issue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answers = Callable[[int, bytes], str]
 
 @pytest.fixture
 def answers() -> Iterator[Answers]:
-    """Where a server is that gives this answer to all that is asked."""
+    """Run a server that gives the same answer to every request."""
     servers: list[HTTPServer] = []
 
     def start(status: int, body: bytes) -> str:
@@ -70,7 +70,7 @@ def test_nobody_there_is_a_failure(notso: Run, address: str) -> None:
 
 
 def test_a_report_compares_the_kernel_families(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    families = kernel_choice.available_kernels()[-2:]  # the fewest, and generic
+    families = kernel_choice.available_kernels()[-2:]  # generic and the next simplest family
     monkeypatch.setattr(kernel_choice, "available_kernels", lambda: families)
     monkeypatch.setattr(doctor, "PROMPT_TOKENS", 16)
     monkeypatch.setattr(doctor, "ANSWER_TOKENS", 4)

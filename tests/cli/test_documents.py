@@ -1,4 +1,4 @@
-"""`notso documents`: adding, listing, reading, searching and removing, and what cannot be."""
+"""`notso documents`: add, list, read, search and remove documents, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, closed pipes and full disks, with the command as a process of its own."""
+"""Ctrl-C, closed pipes and full disks, with the command in a separate process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notso.cli import main
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
-# An engine that says one word and then works on until it is cancelled; a deaf one hears of that, and goes on.
+# Engine that yields a word and then runs until it is cancelled; with `deaf`, it reports the cancellation and continues.
 ENDLESS = """
 import os, time
 from notso.cli import engines
@@ -53,7 +53,7 @@ def test_ctrl_c_before_anything_is_imported_is_no_traceback(monkeypatch: pytest.
 
 
 def wait_until_it_reads(run: subprocess.Popen[bytes]) -> None:
-    """Until it waits for a line (a `read` of descriptor 0): a signal that comes a moment before is heard only after."""
+    """Wait until the process reads a line from descriptor 0. An earlier signal would be handled only after the read."""
     for _ in range(6000):
         if Path(f"/proc/{run.pid}/syscall").read_text().startswith("0 0x0 "):
             return
@@ -83,7 +83,7 @@ def test_a_second_ctrl_c_leaves_at_once(process: Process) -> None:
     run = process("run", "x", setup=ENDLESS.format(deaf=True))
     wait_for(run, b"word")
     run.send_signal(signal.SIGINT)
-    wait_for(run, b"heard")  # two of a kind that come together would arrive as one
+    wait_for(run, b"heard")  # two pending signals of the same kind would be delivered as one
     assert run.poll() is None
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=60)
@@ -156,7 +156,7 @@ def test_a_full_disk_is_told(process: Process) -> None:
 
 def test_a_command_that_waits_for_nothing_does_not_read_stdin(process: Process) -> None:
     setup = ENDLESS.format(deaf=False).replace("while not cancelled()", "while False")
-    run = process("run", "x", setup=setup)  # stdin stays open: reading it would never end
+    run = process("run", "x", setup=setup)  # stdin stays open, so reading it would never end
 
     assert run.wait(60) == 0
 

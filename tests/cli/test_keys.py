@@ -1,4 +1,4 @@
-"""`notso keys`."""
+"""`notso keys` creates, lists and revokes API keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of Hugging Face's runs as a file does: it is converted once, and again when something in it has changed."""
+"""A Hugging Face folder can be run like a file. It is converted once, and again after a change in the folder."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_a_folder_that_is_no_model_is_refused_and_leaves_nothing(notso: Run, tmp
     assert result.code == 3 and "config.json" in result.err and made(own_home) == []
 
 
-# A name that is not installed
+# Names of models that are not installed.
 
 
 @pytest.fixture
 def demo_at_the_hub(fake_hub: Any, monkeypatch: pytest.MonkeyPatch) -> registry.KnownFile:
-    """The demo model in place of the official file."""
+    """Replace the official file with the demo model."""
     fake_hub.content = registry.demo_path().read_bytes()
     sha256 = hashlib.sha256(fake_hub.content).hexdigest()
     name = "SmolLM3-Small-Q4_K_M.gguf"

@@ -1,4 +1,4 @@
-"""The log on stderr: as lines for people, or as JSON for collectors."""
+"""The log on stderr, as text lines or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notso.cli import notices
 
 @pytest.fixture
 def loggers() -> Iterator[tuple[logging.Logger, logging.Logger]]:
-    """The package's and the root, as they were afterwards."""
+    """Return the package's logger and the root logger, and restore both afterwards."""
     both = logging.getLogger("notso"), logging.getLogger()
     before = [list(each.handlers) for each in both]
     yield both

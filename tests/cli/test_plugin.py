@@ -1,4 +1,4 @@
-"""`notso plugin`, and `--plugin` of `serve`."""
+"""`notso plugin`, and the option `--plugin` of `notso serve`."""
 
 from __future__ import annotations
 

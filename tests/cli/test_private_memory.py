@@ -1,4 +1,4 @@
-"""Keys in the environment of a server are not there for the programs that it starts."""
+"""Programs that a server starts cannot read the keys in the server's environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc exists only on Linux")
 
 CODE = """
 import ctypes, os, sys

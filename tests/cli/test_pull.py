@@ -1,4 +1,4 @@
-"""`notso pull` and `notso list` against a server that plays the Hub."""
+"""`notso pull` and `notso list` with a fake Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
     assert run.returncode == 130
     assert out == b""
     assert err.endswith(b"Stopped. Run the same command again to continue.\n")
-    assert fake_hub.requests == [("HEAD", None), ("GET", None)]  # and nothing else is told to anyone
+    assert fake_hub.requests == [("HEAD", None), ("GET", None)]  # there are no other requests
     kept = part.stat().st_size
     fake_hub.trickles_from = None
 

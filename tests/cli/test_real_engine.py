@@ -1,4 +1,4 @@
-"""The verbs that run, read or write model files, with a real engine on a small model of random weights."""
+"""Commands that run, read or write model files, with a real engine and a small model with random weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def answer(notso: Run, small_model: Path) -> Callable[..., dict[str, Any]]:
 def test_run_answers_and_counts(answer: Callable[..., dict[str, Any]]) -> None:
     told = answer()
 
-    # <|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n, a token for each byte and each special
+    # user turn "hi" and the beginning of the assistant's turn, with one token per byte and per special token
     assert told["usage"]["prompt_tokens"] == 1 + 7 + 1 + 1 + 1 + 10
     assert told["usage"]["completion_tokens"] == 12
     assert told["finish_reason"] == "length"
@@ -65,7 +65,7 @@ def test_kernels_and_threads_do_not_change_the_answer(
 
     best = kernel_choice.available_kernels()[0]
     told = []
-    for kernels, threads in (("generic", "1"), (best, "2"), (best, "1")):  # the best last: it stays in force
+    for kernels, threads in (("generic", "1"), (best, "2"), (best, "1")):  # the best is last, because it stays selected
         monkeypatch.setenv("NOTSO_KERNELS", kernels)
         found = answer("--seed", "4", "--threads", threads)
         told.append((found["text"], found["reasoning"]))
@@ -91,7 +91,7 @@ def test_an_unknown_kernel_family_is_wrong_usage(
     result = notso("run", "-m", str(small_model), "hi")
 
     assert result.code == 2
-    assert "generic" in result.err  # the choices
+    assert "generic" in result.err  # the choices are listed
 
 
 def test_a_chat_goes_on(notso: Run, small_model: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_chat_goes_on(notso: Run, small_model: Path) -> None:
     assert result.code == 0
     assert "not thinking | temperature 0.6" in result.err
     used = int(result.err.rpartition("0.6 | ")[2].split()[0])
-    assert used > 45  # two questions, and an answer between them
+    assert used > 45  # two questions and the answer between them
 
 
 def test_a_prompt_longer_than_the_context(notso: Run, small_model: Path) -> None:
@@ -136,7 +136,7 @@ def test_another_architecture_is_told_with_exit_code_3(notso: Run, small_model: 
     result = notso("inspect", str(other))
     assert result.code == 3
     assert "cannot be run" in result.err
-    assert "tensors by type" in result.out  # what can be shown is shown
+    assert "tensors by type" in result.out  # what can be read is still shown
 
 
 def test_a_context_that_memory_cannot_hold_is_refused_with_exit_code_4(
@@ -191,7 +191,7 @@ def test_verify_multiplies_every_tensor(notso: Run, small_model: Path) -> None:
 def test_verify_finds_a_broken_scale(notso: Run, small_model: Path, tmp_path: Path) -> None:
     told = json.loads(notso("inspect", str(small_model), "--json", "--tensors").out)
     assert told["tensors"][0]["name"] == "token_embd.weight"
-    # The scale of a Q6_K block is its last two of 210 bytes; here it becomes NaN.
+    # The scale of a Q6_K block is in its last two of 210 bytes. Replace it with NaN.
     broken = damaged(small_model, tmp_path, told["data_offset"] + 208, b"\xff\x7f")
 
     result = notso("verify", str(broken), "--tensors")
@@ -240,7 +240,7 @@ def test_verify_knows_a_published_file_and_its_damaged_copy(
     assert "the published small:Q4_K_M" in notso("verify", str(small_model)).out
     assert json.loads(notso("list", str(small_model.parent), "--json").out)[-1]["verified"] == "yes"
 
-    # A flipped weight bit is a sound file all the same: only the hash tells.
+    # A flipped bit in the weights leaves the file valid, so only the hash detects it.
     last = small_model.stat().st_size - 2000
     copy = damaged(small_model, tmp_path, last, bytes([small_model.read_bytes()[last] ^ 1]))
     result = notso("verify", str(copy))

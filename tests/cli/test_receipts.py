@@ -1,4 +1,4 @@
-"""`notso run --receipt` and `notso verify --receipt`, on the demo model."""
+"""`notso run --receipt` and `notso verify --receipt` with the demo model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_receipt_is_written_and_checked(notso: Run, tmp_path: Path) -> None:
     several, closed = tmp_path / "several.json", tmp_path / "sealed.json"
     several.write_text(json.dumps([told, told]))
     assert f"{2 * told['answer']['tokens']:,} tokens" in notso("verify", "--receipt", str(several)).out
-    assert notso("verify", "--receipt", str(several), "--transcript", str(path)).code == 2, "their numbers differ"
+    assert notso("verify", "--receipt", str(several), "--transcript", str(path)).code == 2, "the counts differ"
     closed.write_text(json.dumps(sealed(told)))
     assert notso("verify", "--receipt", str(closed)).code == 1
     assert notso("verify", "--receipt", str(closed), "--transcript", str(path)).code == 0

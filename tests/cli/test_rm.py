@@ -1,4 +1,4 @@
-"""`notso rm`: what was fetched is gone under all its names, and nothing else is."""
+"""`notso rm` removes a downloaded model under all its names, and nothing else."""
 
 from __future__ import annotations
 

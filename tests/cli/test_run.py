@@ -1,4 +1,4 @@
-"""`notso run`: what goes to which stream, and what reaches the engine."""
+"""`notso run`: what is written to stdout and stderr, and which arguments reach the engine."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_options_reach_the_sampler(engine: Any, notso: Run) -> None:
     assert params.stop == ("END", "STOP")
 
 
-# A value other than the default of each sampling field, as typed and as it reaches the engine.
+# A value other than the default for each sampling field, as typed and as passed to the engine.
 TYPED: dict[str, tuple[str, Any]] = {
     "max_tokens": ("900", 900),
     "thinking_budget": ("64", 64),

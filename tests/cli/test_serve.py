@@ -1,4 +1,4 @@
-"""`notso serve` as a process: what it prints, when it answers, how it goes, and when it refuses to start."""
+"""`notso serve` as a process: its output, readiness, shutdown, and errors at startup."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ import pytest
 
 from notso.cli import serve
 
-# The experience guide promises two seconds until the address is printed: this many times what a Python takes that only
-# imports the libraries. As processor time of the whole run: a slow or busy machine is not our fault.
+# The experience guide allows two seconds until the address is printed. Limit the run's CPU time to this multiple of a
+# Python that only imports the libraries, so that a slow or busy machine has no effect.
 START_IMPORTS = 5
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def address(run: subprocess.Popen[bytes]) -> str:
-    """The address a server prints; what came before it is checked on the way."""
+    """Return the address that a server prints; assert that preceding lines are as expected."""
     assert run.stdout is not None
     lines = []
     for raw in run.stdout:
@@ -36,7 +36,7 @@ def address(run: subprocess.Popen[bytes]) -> str:
             assert [line.split()[0] for line in lines] == ["model", "memory", "device", "open"]
             return lines[-1].split()[1]
     assert run.stderr is not None
-    raise AssertionError(f"ended with {run.wait()}: {run.stderr.read().decode()}")
+    raise AssertionError(f"exited with {run.wait()}: {run.stderr.read().decode()}")
 
 
 def wait_until_healthy(url: str) -> dict[str, Any]:
@@ -47,8 +47,8 @@ def wait_until_healthy(url: str) -> dict[str, Any]:
                 told: dict[str, Any] = json.loads(reply.read())
                 return told
         except urllib.error.HTTPError:
-            time.sleep(0.05)  # still loading
-    raise AssertionError("never healthy")
+            time.sleep(0.05)  # still loading the model
+    raise AssertionError("the server did not become healthy")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def children_seconds() -> float:
 
 @pytest.fixture(scope="module")
 def imports_seconds() -> float:
-    """Processor time of a Python that imports the libraries a server needs."""
+    """Return the CPU seconds of a Python that imports the libraries of a server."""
     before = children_seconds()
     subprocess.run([sys.executable, "-c", "import fastapi, uvicorn, numpy, tokenizers, jinja2, typer"], check=True)
     return children_seconds() - before

@@ -1,4 +1,4 @@
-"""Streams, colour and bars: who sees what."""
+"""Streams, colors and progress bars, on terminals and elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ printer.finish()
 
 
 def on_a_terminal(code: str, **environment: str) -> str:
-    """What a program writes when stdout and stderr are one terminal."""
+    """Run Python code with stdout and stderr on one terminal, and return its output."""
     ours, theirs = pty.openpty()
     env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "NOTSO_PLAIN")}
     run = subprocess.Popen(
@@ -63,7 +63,7 @@ def test_a_terminal_gets_dim_thinking_and_bars_that_vanish() -> None:
     assert "because" in shown
     assert "fetching" in shown
     assert "waiting for it" in shown
-    assert "\x1b[2K" in shown  # the bar's line is erased
+    assert "\x1b[2K" in shown  # the progress bar's line is erased
 
 
 @pytest.mark.parametrize("variable", [{"TERM": "dumb"}, {"TERM": "xterm", "NOTSO_PLAIN": "1"}])
@@ -76,9 +76,9 @@ def test_no_color_takes_color_and_spinner_and_leaves_the_bar() -> None:
 
     assert "[thinking]\nwhy\n[end of thinking]\n\nbecause" in shown
     assert "fetching" in shown
-    assert "waiting for it" not in shown  # a spinner needs its colors to be told from text
+    assert "waiting for it" not in shown  # without colors, spinners are not shown
     assert "\x1b[2mwhy" not in shown
-    assert "\x1b[3" not in shown.replace("\x1b[3K", "")  # no colour codes
+    assert "\x1b[3" not in shown.replace("\x1b[3K", "")  # no color codes
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_progress_as_json_is_lines_on_stderr(capsys: pytest.CaptureFixture[str])
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines()[-1] == '{"progress": "checking", "done": 10, "total": 10}'
-    assert len(captured.err.splitlines()) == 2  # at most one each second, and the last
+    assert len(captured.err.splitlines()) == 2  # at most one line per second, and the last one
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_markdown_is_drawn_and_every_block_stands_once() -> None:
 
 
 def what_stands(written: str) -> list[str]:
-    """The lines a terminal shows in the end, of what moves up, erases lines and colours only."""
+    """Return the lines that a terminal shows at the end; understands only cursor up, erased lines and colors."""
     lines, row = [""], 0
     for piece in re.split(r"(\x1b\[[0-9;?]*[A-Za-z]|\n|\r)", written):
         if piece == "\n":

@@ -1,4 +1,4 @@
-"""Files as editors write them: every text that a person gives is read in any Unicode encoding, with any line ends."""
+"""Text files from users are read in any Unicode encoding and with any line endings, as editors write them."""
 
 from __future__ import annotations
 

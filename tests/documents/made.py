@@ -1,4 +1,4 @@
-"""Small documents of every kind, made in memory."""
+"""Small documents of every kind, created in memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def relations(given: Mapping[str, tuple[str, str]]) -> str:
 
 
 def docx(body: str, **members: str | bytes) -> bytes:
-    """A Word document; `body` is inside w:body, further members replace or join its own."""
+    """Create a Word document. `body` is the content of w:body; further members are added, or replace its files."""
     own: dict[str, str | bytes] = {
         "[Content_Types].xml": "<Types/>",
         "_rels/.rels": relations({"rId1": ("officeDocument", "word/document.xml")}),
@@ -89,7 +89,7 @@ def epub(chapters: Mapping[str, str], **members: str | bytes) -> bytes:
 
 
 def xlsx(cells: str, name: str = "Prices", **members: str | bytes) -> bytes:
-    """A workbook of one sheet; `cells` is inside sheetData."""
+    """Create a workbook with one sheet; `cells` is the content of sheetData."""
     main = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
     own: dict[str, str | bytes] = {
         "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"/>',
@@ -117,7 +117,7 @@ def deflated(content: bytes, times: int = 1) -> bytes:
 
 
 def pdf_of(objects: Mapping[int, bytes], trailer: bytes = b"") -> bytes:
-    """A PDF of numbered objects, of which 1 is the catalog."""
+    """Create a PDF from numbered objects; object 1 is the catalog."""
     made, places = b"%PDF-1.7\n", {}
     for number, content in objects.items():
         places[number] = len(made)
@@ -136,7 +136,7 @@ def text_operators(lines: Iterable[str]) -> bytes:
 
 
 def pdf(pages: Iterable[bytes], trailer: bytes = b"", catalog: bytes = b"") -> bytes:
-    """A PDF whose pages have these content streams (`stream`, `deflated`)."""
+    """Create a PDF from the content streams of its pages (see `stream` and `deflated`)."""
     contents = list(pages)
     kids = b" ".join(b"%d 0 R" % (10 + 2 * n) for n in range(len(contents)))
     objects = {
@@ -158,7 +158,7 @@ def text_pdf(*pages: Iterable[str]) -> bytes:
 
 
 def patched(data: bytes, name: bytes, offset: int, form: str, *values: int) -> bytes:
-    """A ZIP archive whose central entry of `name` has other values at an offset (APPNOTE 4.3.12)."""
+    """Overwrite values at an offset in the central directory entry of `name` in a ZIP archive (APPNOTE 4.3.12)."""
     at = data.rindex(name) - 46
     assert data[at : at + 4] == b"PK\x01\x02"
     changed = struct.pack(form, *values)

@@ -1,4 +1,4 @@
-"""Quotations in answers: read while they are written, found in a text, and refused where they do not stand."""
+"""Quotations in answers: parsed while streaming, located in a document, and rejected if the document lacks them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prose(rng: random.Random, words: int) -> str:
 
 
 def reset(rng: random.Random, words: str) -> str:
-    """Set words in another way: case, blanks, hyphens and line ends."""
+    """Format words differently: case, spaces, hyphens and line ends."""
     changed = []
     for each in words:
         if each.isspace():
@@ -40,7 +40,7 @@ def reset(rng: random.Random, words: str) -> str:
 
 
 def find_and_plant(count: int, seed: int) -> None:
-    """Every quotation is found, however it is set; every planted error is noticed."""
+    """All quotations are found, however they are formatted, and all planted errors are detected."""
     rng = random.Random(seed)
     texts = [prose(rng, rng.choice([80, 400, 2000])) for _ in range(40)]
     for _ in range(count):
@@ -52,7 +52,7 @@ def find_and_plant(count: int, seed: int) -> None:
         place = place_of(text, reset(rng, words))
         assert place is not None and agrees(text, *place, words)
         begin, end = place
-        # Errors in offsets, in the document, and in the words.
+        # Plant errors in offsets, in the document, and in the words.
         step = rng.choice([-7, -3, 3, 7])
         moved = text[max(0, begin + step) : max(0, end + step)]
         other = rng.choice([each for each in texts if each is not text])
@@ -79,7 +79,7 @@ def test_long_texts_are_searched_in_pieces(at: int) -> None:
     found = place_of(text, "the HERON stands in the reeds")
     assert found == (at, at + len("The heron stands in the reeds"))
     assert place_of(text, "the heron stood in the reeds") is None
-    assert place_of("a" * 300_000, "a" * 500 + "b" * 500) is None  # linear
+    assert place_of("a" * 300_000, "a" * 500 + "b" * 500) is None  # takes linear time
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,4 +1,4 @@
-"""What is read of each kind of document: text, pages, tables, titles and warnings."""
+"""What is read from each kind of document: text, pages, tables, titles and warnings."""
 
 from __future__ import annotations
 

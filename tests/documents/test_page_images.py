@@ -1,4 +1,4 @@
-"""Pages of PDF files as images: of bounded size, from a child that has no rights."""
+"""Images of PDF pages have a limited size and are rendered by a sandboxed child process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notso.documents.values import UnreadableError
 
 
 def pixels_of(image: bytes) -> tuple[int, int, list[bytes]]:
-    """Return width, height and the rows of RGB of a PNG without filters, as the specification describes it."""
+    """Return width, height and the RGB rows of a PNG without filters, according to the specification."""
     assert image.startswith(PNG)
     at, chunks = len(PNG), dict[bytes, bytes]()
     while at < len(image):
@@ -48,7 +48,7 @@ def test_a_page_is_drawn_in_a_child() -> None:
     width, height, rows = pixels_of(PageDrawer(data, 2).draw())
     assert width <= MAX_WIDTH and height <= MAX_HEIGHT and max(width, height) > 1000
     dark = sum(row.count(b"\x00\x00\x00") for row in rows)
-    assert 100 < dark < 0.2 * width * height, "text on white"
+    assert 100 < dark < 0.2 * width * height, "the page is mostly white, with some text"
     assert PageDrawer(data, 1).draw() != PageDrawer(data, 2).draw()
 
 

@@ -1,4 +1,4 @@
-"""Passages: where a text is cut, and that nothing of it is lost."""
+"""Documents are split into passages without losing text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's side: frames that are not trusted, and children that end."""
+"""The server's side of reading documents: frames from the child process are not trusted, and the child may end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trap corpus: each document ends in one sentence or in harmless text, and nothing is written or fetched."""
+"""Malicious documents end with a one-sentence error or as harmless text, and nothing is written or downloaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ child.main()
 
 
 def read_here(data: bytes, name: str) -> Document:
-    """Read a document in this process, without confinement."""
+    """Read a document in this process, without sandboxing."""
     output = io.BytesIO()
     child.answer(io.BytesIO(data), output, name.rpartition(".")[2], [], lambda: None)
     return document_of(frames(iter([output.getvalue()])), lambda seconds: None)
@@ -37,7 +37,7 @@ def test_a_trap_ends_in_one_sentence_or_in_harmless_text(trap: str) -> None:
         assert sentence and re.match(sentence, str(error)), str(error)
         assert len(str(error)) < 120 and "\n" not in str(error)
     else:
-        assert re.fullmatch(sentence, "") is not None, f"it was read: {document.text[:80]!r}"
+        assert re.fullmatch(sentence, "") is not None, f"the document was read: {document.text[:80]!r}"
         assert document.text.strip() and SECRET not in document.text
         assert not re.search("[\0-\x08\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f\ud800-\udfff]", document.text)
 
@@ -45,7 +45,7 @@ def test_a_trap_ends_in_one_sentence_or_in_harmless_text(trap: str) -> None:
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_ends_within_the_childs_limits(bomb: str) -> None:
     name, content, sentence = BOMBS[bomb]
-    with pytest.raises(UnreadableError, match=sentence):  # also where an operator does without Landlock or seccomp
+    with pytest.raises(UnreadableError, match=sentence):  # also without Landlock or seccomp
         DocumentReader(content(), name, unconfined=True, program=HURRIED).read()
 
 

@@ -1,7 +1,7 @@
-"""Traps: documents made to exhaust, mislead or break whoever reads them, each with the sentence in which it ends.
+"""Malicious documents that try to exhaust, mislead or crash the reader, each with the error in which it ends.
 
-An empty sentence means that the document is read, without harm. `TRAPS` end by what is checked before and while they
-are read; `BOMBS` are read in a child of their own, most to its limits.
+An empty error means that the document is read without harm. `TRAPS` are rejected by checks before and during reading;
+`BOMBS` are read in a separate child process, most of them until it exceeds its limits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
 ITEM = '<itemref idref="a"/>'
 OUTSIDE = "file:///etc/passwd"
 
-Trap = tuple[str, Callable[[], bytes], str]  # name, content, sentence
+Trap = tuple[str, Callable[[], bytes], str]  # name, function that creates the content, error
 
 
 def _with_doctype(doctype: str, use: str = "") -> bytes:
@@ -36,7 +36,7 @@ def _quine_like() -> bytes:
 
 def _overlapping() -> bytes:
     data = made.archive({"a.txt": "a" * 1000, "b.txt": "b" * 1000}, zipfile.ZIP_STORED)
-    return made.patched(data, b"b.txt", 42, "<I", 0)  # both begin at the start
+    return made.patched(data, b"b.txt", 42, "<I", 0)  # both entries point to the first file
 
 
 def _ole(*names: str) -> bytes:
@@ -346,7 +346,7 @@ OVER = "could not be read: it failed, or exceeded|needs more than 1,024 MiB of m
 
 
 def _inflating(count: int) -> bytes:
-    """Deflated bytes that inflate to 700 KB of text operators for each of `count`, without making them here."""
+    """Return deflated bytes that inflate to `count` times 700 KB of text operators, without creating that text."""
     packer, held = zlib.compressobj(9), io.BytesIO()
     held.write(packer.compress(b"BT /F1 12 Tf "))
     piece = b"(aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa) Tj " * 10_000
@@ -357,7 +357,7 @@ def _inflating(count: int) -> bytes:
 
 
 BOMBS: dict[str, Trap] = {
-    # PDFium keeps this error for documents that follow in the same process.
+    # PDFium keeps this error for later documents in the same process.
     "encrypted": (
         "a.pdf",
         lambda: pdf(

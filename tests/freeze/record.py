@@ -1,15 +1,15 @@
-"""What must not change while code is rearranged, recorded from outside and compared: `make freeze`.
+"""Record behavior that a refactoring must not change, and compare records: `make freeze`.
 
     python tests/freeze/record.py record FOLDER     write the record of this tree
-    python tests/freeze/record.py compare OLD NEW   print each difference; 1 if there is one
+    python tests/freeze/record.py compare OLD NEW   print each difference; exit with 1 if there is one
 
-A record is a folder of text files: the generated documents, the OpenAPI document, the routes with their guards, the
-names of metrics, the schemas of the databases, digests of model files that are written, and what the server answers:
-each field of each API with several values, whole and streamed, and every page with a conversation on it, from the
-scripted engine; greedy and seeded answers from the demo model. Ids, times, keys and ports are masked. Strings that were
-reworded on purpose stand in `reworded.tsv` beside this file (old, tab, new) and count as equal.
+A record is a folder of text files: generated documents, the OpenAPI document, routes with their guards, names of
+metrics, database schemas, and digests of written model files. It also contains answers of a server: with the scripted
+engine, each field of each API with several values, with and without streaming, and every page with a conversation; with
+the demo model, greedy and seeded answers. Ids, times, keys and ports are masked. Strings that were reworded on purpose
+are in `reworded.tsv` (old, tab, new) and count as equal.
 
-Everything is asked over HTTP and the command line, so that the record does not depend on where the code is.
+Only HTTP and the command line are used, so that the record does not depend on the structure of the code.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def masked(text: str) -> str:
-    """The text without what differs from run to run."""
+    """Return the text without values that differ from run to run."""
     for pattern, mask in MASKS:
         text = pattern.sub(mask, text)
     return text
 
 
 def record(folder: Path) -> None:
-    """Write the record of this tree."""
+    """Write the record of this tree to a folder."""
     folder.mkdir(parents=True)
     write(folder, "documents", documents())
     write(folder, "model-files", model_files())
@@ -134,17 +134,17 @@ def record(folder: Path) -> None:
 
 
 def write(folder: Path, name: str, parts: list[str]) -> None:
-    """One file of a record."""
+    """Write a file of the record."""
     (folder / f"{name}.txt").write_text("\n".join(masked(part) for part in parts) + "\n", "utf-8")
     print(f"{name}: {len(parts):,}", flush=True)
 
 
 @contextmanager
 def running(engine: Any, **settings: Any) -> Iterator[Running]:
-    """A server with that engine and an empty data directory."""
+    """Run a server with an engine and an empty data directory."""
     with tempfile.TemporaryDirectory() as folder:
         server = Running(lambda: engine, Settings(port=0, data_dir=Path(folder) / "data", **settings)).ready()
-        server.client = httpx.Client(  # a connection each: none that has been at rest for long is used again
+        server.client = httpx.Client(  # no keep-alive, because the server closes idle connections
             base_url=server.address, timeout=60, limits=httpx.Limits(max_keepalive_connections=0)
         )
         try:
@@ -154,7 +154,7 @@ def running(engine: Any, **settings: Any) -> Iterator[Running]:
 
 
 def documents() -> list[str]:
-    """Generated documents as they are, and digests of what is shipped as it is."""
+    """Return generated documents, and digests of files that are shipped unchanged."""
     parts = []
     for path in (ROOT / each for each in DOCUMENTS):
         if path.is_file():
@@ -166,12 +166,12 @@ def documents() -> list[str]:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def model_files() -> list[str]:
-    """Digests of files that are written: random weights, and what is quantized of them."""
+    """Return digests of written model files: random weights, and quantizations of them."""
     small = ["--layers", "2", "--hidden", "256", "--ffn", "512", "--heads", "4", "--kv", "2", "--vocab", "3072"]
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "small.gguf"
@@ -184,24 +184,24 @@ def model_files() -> list[str]:
 
 
 def routes(server: Running) -> list[str]:
-    """Every address of the table in SECURITY.md."""
+    """Return every row of the table of routes in SECURITY.md."""
     return re.findall(r"^\| `[A-Z]+ /.*$", (ROOT / "SECURITY.md").read_text("utf-8"), re.MULTILINE)
 
 
 def metric_names(client: httpx.Client) -> list[str]:
-    """Names and types, without values."""
+    """Return names and types of metrics, without values."""
     return sorted(re.findall(r"^# TYPE .*$", client.get("/metrics").text, re.MULTILINE))
 
 
 def schema(database: Path) -> list[str]:
-    """Tables and indexes of a SQLite database."""
+    """Return tables and indexes of a SQLite database."""
     with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
         rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name").fetchall()
     return [f"-- {database.name}", *(row[0] for row in rows)]
 
 
 def postgres_schema() -> list[str]:
-    """Columns and indexes of a PostgreSQL database; empty where its server is not installed."""
+    """Return columns and indexes of a PostgreSQL database; empty if PostgreSQL is not installed."""
     import psycopg
 
     if binaries() is None:
@@ -218,7 +218,7 @@ def postgres_schema() -> list[str]:
 
 
 def asked(client: httpx.Client, method: str, path: str, body: Any = None, **headers: str) -> str:
-    """What was asked and answered, with the headers that mean something to programs."""
+    """Send a request; return it and its response, with the headers that are part of an API."""
     answer = client.request(method, path, json=body, headers=headers) if method == "POST" else client.get(path)
     told = {
         name: answer.headers[name]
@@ -230,7 +230,7 @@ def asked(client: httpx.Client, method: str, path: str, body: Any = None, **head
 
 
 def requests(client: httpx.Client, openapi: dict[str, Any]) -> list[str]:
-    """Each field of each body, with values of each type; whole, and of some addresses streamed."""
+    """Send each field of each body with values of each type, and some requests with streaming."""
     found = []
     for path, body in BODIES.items():
         content = openapi["paths"][path]["post"].get("requestBody", {}).get("content", {})
@@ -250,7 +250,7 @@ def requests(client: httpx.Client, openapi: dict[str, Any]) -> list[str]:
 
 
 def pages(server: Running) -> list[str]:
-    """Every page that can be looked at, with and without htmx, while a chat has two versions of an answer."""
+    """Request every page, with and without htmx, with a chat that has two versions of an answer."""
     first = server.ask("What is **notso**?", thinking=True)
     server.finished(first)
     server.finished(server.ask("And then?", first.chat_id))
@@ -284,7 +284,7 @@ def pages(server: Running) -> list[str]:
 
 
 def compare(old: Path, new: Path) -> int:
-    """Print where two records differ. Returns the number of differences."""
+    """Print the differences of two records, and return their number."""
     lines = REWORDED.read_text("utf-8").splitlines() if REWORDED.exists() else []
     reworded = [line.split("\t") for line in lines if "\t" in line]
     differences = 0

@@ -1,7 +1,7 @@
-"""Bodies of the other addresses that no client would send: a question, or a refusal of ours that names the field.
+"""Malformed bodies of other endpoints than chat completions give a valid request or an error that names the field.
 
-Runs a few seconds by default; `FUZZ_SECONDS=300` (or `make fuzz`) for longer. A failure prints the seed of its case:
-`FUZZ_SEED=<n>` runs that one alone.
+Runs for a few seconds by default; `FUZZ_SECONDS=300` (or `make fuzz`) runs longer. A failure prints the seed of its
+case: `FUZZ_SEED=<n>` runs only that case.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ KINDS: list[tuple[Callable[[Mapping[str, Any]], ApiRequest], dict[str, Any]]] = 
 
 
 def damaged(random: Random, value: Any, chance: float) -> Any:
-    """`value` with something in it exchanged, left out or added, now and then."""
+    """Return a copy of `value` in which parts are occasionally replaced, removed or added."""
     if random.random() < chance:
         return random.choice(SCALARS)
     if isinstance(value, dict):
@@ -119,7 +119,7 @@ def test_every_body_is_a_question_or_a_refusal() -> None:
         except ApiError as refusal:
             outcomes["refusal"] += 1
             for body in (refusal.body, refusal.anthropic_body):
-                json.dumps(body, ensure_ascii=False).encode()  # no half surrogate in it
+                json.dumps(body, ensure_ascii=False).encode()  # fails for a lone surrogate
             assert refusal.status == 400 and 0 < len(refusal.message) < 400, f"seed {seed}"
             assert "\n" not in refusal.message, f"seed {seed}"
         except Exception as error:

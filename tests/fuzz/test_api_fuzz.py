@@ -1,7 +1,7 @@
-"""Bodies that no client would send: each is either a request or a refusal of ours, in time that its length allows.
+"""Malformed bodies of chat completions give a valid request or our error, within a time limit.
 
-Runs a few seconds by default; `FUZZ_SECONDS=300` (or `make fuzz`) for longer. A failure prints the seed of its case:
-`FUZZ_SEED=<n>` runs that one alone.
+Runs for a few seconds by default; `FUZZ_SECONDS=300` (or `make fuzz`) runs longer. A failure prints the seed of its
+case: `FUZZ_SEED=<n>` runs only that case.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def anything(random: Random, depth: int = 0) -> Any:
 
 
 def damaged(random: Random, value: Any) -> Any:
-    """`value` with something in it exchanged, now and then."""
+    """Return a copy of `value` in which parts are occasionally replaced."""
     if random.random() < 0.15:
         return anything(random)
     if isinstance(value, dict):
@@ -106,7 +106,7 @@ def test_every_body_is_a_request_or_a_refusal() -> None:
         except ApiError as refusal:
             outcomes["refusal"] += 1
             error = refusal.body["error"]
-            json.dumps(refusal.body, ensure_ascii=False).encode()  # no half surrogate in it
+            json.dumps(refusal.body, ensure_ascii=False).encode()  # fails for a lone surrogate
             assert 400 <= refusal.status < 500 and error["message"] and len(error["message"]) < 400, f"seed {seed}"
             assert "\n" not in error["message"], f"seed {seed}"
         except Exception as error:
@@ -119,7 +119,7 @@ def test_every_body_is_a_request_or_a_refusal() -> None:
 
 
 def check(request: ChatRequest, seed: int) -> None:
-    """What comes out is what the engine takes."""
+    """Assert that the types of an accepted request are those that the engine expects."""
     assert request.messages and all(isinstance(each, Message) for each in request.messages), f"seed {seed}"
     assert all(isinstance(each.content, str) for each in request.messages), f"seed {seed}"
     assert request.params and all(isinstance(each, SamplingParams) for each in request.params), f"seed {seed}"

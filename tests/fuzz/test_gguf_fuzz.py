@@ -1,7 +1,7 @@
-"""Random damage to GGUF files: each either loads safely or ends in a GGUFError, and none takes long.
+"""Randomly damaged GGUF files load safely or raise GGUFError, and none takes long.
 
-Runs a few seconds by default; `FUZZ_SECONDS=300` (or `make fuzz`) for longer. A failure prints the seed of its file:
-`FUZZ_SEED=<n>` runs that one alone.
+Runs for a few seconds by default; `FUZZ_SECONDS=300` (or `make fuzz`) runs longer. A failure prints the seed of its
+file: `FUZZ_SEED=<n>` runs only that file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from notso.qtensor.gguf import VALUE_TYPES, GGUFFile
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "3"))
 ONE_SEED = os.environ.get("FUZZ_SEED")
-MAX_SECONDS = 0.5  # of CPU time for one file of a few kilobytes; a hundred times what it takes
+MAX_SECONDS = 0.5  # of CPU time for a file of a few kilobytes; a hundred times the usual time
 NASTY = (
     0,
     1,
@@ -44,7 +44,7 @@ SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
 
 def number(rng: random.Random, honest: int, bits: int) -> bytes:
-    """Mostly the honest value, now and then a nasty or a random one."""
+    """Return mostly the correct value, and sometimes an extreme or a random one."""
     if rng.random() < 0.03:
         honest = rng.choice(NASTY) if rng.random() < 0.8 else rng.getrandbits(bits)
     return (honest & (1 << bits) - 1).to_bytes(bits // 8, "little")
@@ -69,7 +69,7 @@ def value(rng: random.Random, kind: int) -> bytes:
 
 
 def random_file(rng: random.Random) -> bytes:
-    """A file by the grammar with a few lies in it, then perhaps with a few bytes changed, lost or added."""
+    """Return a file in GGUF's structure with a few wrong values, and possibly some bytes changed, removed or added."""
     entries = []
     for i in range(rng.randrange(6)):
         kind = rng.choice(list(VALUE_TYPES))
@@ -111,7 +111,7 @@ def random_file(rng: random.Random) -> bytes:
 
 
 def loads(path: Path) -> bool:
-    """True if the file loads and everything in it can be looked at; any error but a GGUFError is a bug."""
+    """Return whether the file loads. If it does, access everything in it; errors other than GGUFError are bugs."""
     try:
         with GGUFFile.open(path) as file:
             dict(file.metadata)
@@ -142,4 +142,4 @@ def test_gguf_reader(tmp_path: Path) -> None:
             break
     print(f"{tried} files, {accepted} loaded")
     if not ONE_SEED:
-        assert 0.05 * tried < accepted < 0.95 * tried  # both ways out were tried
+        assert 0.05 * tried < accepted < 0.95 * tried  # both outcomes are frequent

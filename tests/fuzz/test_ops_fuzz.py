@@ -1,8 +1,10 @@
-"""Random calls of every native operation: right ones give numpy's answer, wrong ones an error, none writes elsewhere.
+"""Random calls of every native operation: valid ones give NumPy's result, invalid ones raise, and none writes
+elsewhere.
 
-The operations are those the module exports (reliability NK2), called below the Python checks, so that the native ones
-must hold alone. Shapes, strides, dtypes, alignment, aliasing, ranges and contents vary. Runs a few seconds by default;
-`FUZZ_SECONDS=300` (or `make fuzz`) for longer. A failure prints its seed: `FUZZ_SEED=<n>` runs that call alone.
+The operations are those that the native module exports (reliability NK2). They are called without ops.py, whose checks
+are not needed for safety. Shapes, strides, dtypes, alignment, aliasing, ranges and contents vary. Runs for a few
+seconds by default; `FUZZ_SECONDS=300` (or `make fuzz`) runs longer. A failure prints its seed: `FUZZ_SEED=<n>` runs
+only that call.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from notso.qtensor.tensor import QTensor
 NAMES = tuple(ops.KV_FORMATS)
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "5"))
 ONE_SEED = os.environ.get("FUZZ_SEED")
-TOLERANCE = 2e-5  # relative to the largest output; sharp bounds are the kernel tests' business
+TOLERANCE = 2e-5  # relative to the largest output; the kernel tests have tighter bounds
 CANARY = 0x5A
 CONTROL = {
     "Program", "attention_variant", "available_kernels", "cpu_features", "end_on_bus_errors", "is_packed", "kernels",
@@ -41,7 +43,7 @@ Rng = np.random.Generator
 
 
 def numbers(rng: Rng, *shape: int) -> Array:
-    """Floats of every kind, mostly ordinary."""
+    """Return floats of every kind, mostly ordinary ones."""
     x = rng.standard_normal(shape, np.float32)
     kind = rng.integers(0, 12)
     if x.size and kind < 5:
@@ -56,7 +58,7 @@ def size(rng: Rng, most: int, step: int = 1) -> int:
 
 
 def weight(rng: Rng, rows: int) -> tuple[Array, int, int]:
-    """-> bytes, format number, row length."""
+    """Return bytes, format number and row length of a random weight."""
     format = FORMATS[int(rng.choice(list(FORMATS)))]
     k = size(rng, 3, 256) if format.block_values > 1 or rng.random() < 0.5 else size(rng, 70)
     data = random_blocks.random_blocks(format, rows * k // format.block_values, rng, 0.1).reshape(-1)
@@ -64,8 +66,8 @@ def weight(rng: Rng, rows: int) -> tuple[Array, int, int]:
 
 
 def packed(rng: Rng, data: Array, number: int, rows: int, k: int) -> tuple[Array, int]:
-    """-> the weight in rows, or in slabs with the bytes from one to the next; of those no result is expected here
-    (tests/qtensor/test_packing.py compares them)."""
+    """Return the weight in rows, or in slabs with the slab stride in bytes. Results with slabs are not compared here,
+    but in tests/qtensor/test_packing.py."""
     if FORMATS[number].name not in PACKED or rng.random() < 0.5:
         return data, 0
     twin = packed_twin(tensor({}, data, number, rows, k), 64 * size(rng, 3))
@@ -95,7 +97,7 @@ def cache(rng: Rng) -> tuple[Call, int]:
 
 
 def stored(rng: Rng, blocks_: int, kv_heads: int, dim: int, format: ops.KVFormat) -> Array:
-    """Any bytes, but halves as a cache would hold them: not negative, not large, and finite."""
+    """Return random bytes of a KV cache whose float16 scales are as in a real cache: nonnegative, small and finite."""
     run = next(run for run in (3, 2, 1) if blocks_ % run == 0)
     shape = blocks_ // run, kv_heads, run, ops.kv_block_bytes(format, kv_heads, dim) // kv_heads
     data = rng.integers(0, 256, shape).astype(np.uint8)
@@ -114,7 +116,7 @@ def pool_of(format: ops.KVFormat, kv_heads: int, dim: int, data: Array) -> ops.K
     return ops.KeyValuePool(format, kv_heads, dim, data.shape[0] * data.shape[2], data)
 
 
-# ---- a right call of each operation, and what it should give: {output: array} ----
+# ---- valid calls of each operation, and their expected results: {output: array} ----
 
 
 def embed_rows(rng: Rng) -> Call:
@@ -150,12 +152,12 @@ def rms_norm(rng: Rng) -> Call:
 
 
 def rms_norm_expected(c: Call) -> Call:
-    wide = np.square(c["x"]).sum(axis=1)  # float32: what overflows here is not compared
+    wide = np.square(c["x"]).sum(axis=1)  # float32, because overflowed results are not compared
     return {"out": np.where(np.isfinite(wide)[:, None], reference.rms_norm(c["x"], c["weight"], c["eps"]), np.nan)}
 
 
 def matmul(rng: Rng) -> Call:
-    """One weight or several; alone, added to what the output holds, or two of them gated; with a norm or without."""
+    """Return a call with one or several weights: plain, added to the output, or two gated; with or without a norm."""
     combine = int(rng.integers(0, 3))
     rows = [size(rng, 40)] * (combine or size(rng, 3))
     first, number, k = weight(rng, rows[0])
@@ -171,7 +173,7 @@ def matmul(rng: Rng) -> Call:
 
 
 def matmul_expected(c: Call) -> Call:
-    """Alone as numpy has it; with a norm or combined, what the single operations give, whose bits it must have."""
+    """Return NumPy's result of a plain product; otherwise, that of separate operations, whose bits must be equal."""
     if any(c["slab_strides"]):
         return {}
     x = c["x"]
@@ -214,7 +216,7 @@ def store_key_values(rng: Rng) -> Call:
 
 
 def store_key_values_expected(c: Call) -> Call:
-    """What numpy puts there; every byte that is not written stays."""
+    """Return NumPy's result; all bytes that the operation does not write stay the same."""
     pool, window = pools_of(c)
     result = {}
     for name, part, tables in (("pool", pool, "tables"), ("window", window, "window_tables")):
@@ -318,7 +320,7 @@ OPERATIONS: dict[str, tuple[Callable[[Rng], Call], Callable[[Call], Call]]] = {
 }
 
 
-# ---- damage ----
+# ---- invalid calls ----
 
 
 class Arena:
@@ -340,10 +342,10 @@ class Arena:
 
 
 def damaged(a: Array, rng: Rng, arena: Arena, others: list[Array]) -> Any:
-    """An array that is wrong in one way, or perhaps still right."""
+    """Return an array that is invalid in one way, or possibly still valid."""
     kind = rng.integers(0, 11)
     if kind == 0:
-        return arena.place(a, int(rng.integers(1, 9)))  # for bytes any place will do
+        return arena.place(a, int(rng.integers(1, 9)))  # arrays of bytes may have any alignment
     if kind == 1:
         return a.astype(rng.choice(["f8", "f4", "f2", "i8", "i4", "u4", "i2", "u2", "u1", "?"]))
     if kind == 2:
@@ -391,12 +393,12 @@ def placed(call: Call, arena: Arena) -> Call:
 
 def near(call: Call, result: Array, expected: Array) -> bool:
     if any(np.abs(a[np.isfinite(a)]).max(initial=0) > 1e30 for a in arrays_of(call) if a.dtype == np.float32):
-        return True  # sums overflow and exp saturates where float64 does not
+        return True  # sums and exp overflow in float32 before they do in float64
     if result.dtype != np.float32:
         return bool(np.array_equal(result, expected))
     finite = np.isfinite(expected)
     if not finite.all():
-        return True  # which places are NaN depends on the order of a sum; the kernel tests compare families
+        return True  # the order of a sum decides which results are NaN; the kernel tests compare families
     scale = max(float(np.abs(expected).max(initial=0)), 1e-6)
     return bool((np.abs(result.astype(np.float64) - expected) <= TOLERANCE * scale).all())
 
@@ -440,7 +442,7 @@ def one_call(name: str, seed: int) -> None:
 
 
 def test_every_exported_operation_is_fuzzed() -> None:
-    """Of the CPU: what a GPU is asked for has its calls broken one by one in tests/qtensor/test_cuda_driver.py."""
+    """Only operations of the CPU: tests/qtensor/test_cuda_driver.py makes each call to a GPU fail."""
     exported = {name for name in dir(_native) if not name.lower().startswith(("_", "cuda"))}
     assert exported == set(OPERATIONS) | CONTROL
 

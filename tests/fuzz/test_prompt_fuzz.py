@@ -1,7 +1,8 @@
-"""Hostile conversations and answers: no special token out of content, no character changed, whatever the cuts.
+"""Hostile conversations and answers: content never becomes a special token, and splitting a stream changes no
+character.
 
-Runs a few seconds by default; `FUZZ_SECONDS=300` (or `make fuzz`) for longer. A failure prints the seed of its case:
-`FUZZ_SEED=<n>` runs that one alone.
+Runs for a few seconds by default; `FUZZ_SECONDS=300` (or `make fuzz`) runs longer. A failure prints the seed of its
+case: `FUZZ_SEED=<n>` runs only that case.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _message(chance: Random) -> Message:
 
 
 def _mask(text: str) -> str:
-    """Content as the skeleton has it, made in another way than the program makes it."""
+    """Mask content as the prompt's skeleton does, with a different implementation."""
     return "".join(
         piece if piece.isspace() or piece in ("/no_think", "/think", "/system_override") else "x"
         for piece in re.findall(r"/no_think|/think|/system_override|[\s\S]", text)
@@ -92,7 +93,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def _plain(source: str, messages: list[Message], tools: list[Any] | None, thinking: bool, masked: bool) -> str:
-    """The prompt by plain jinja2, content as it is or masked."""
+    """Return the prompt rendered by plain Jinja2, with content as it is or masked."""
     seen = _mask if masked else str
     turns = []
     for message in messages:
@@ -115,7 +116,7 @@ def _plain(source: str, messages: list[Message], tools: list[Any] | None, thinki
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Bytes and special tokens, without merges."""
+    """Create a tokenizer with bytes and special tokens, without merges."""
     return Tokenizer.from_gguf(
         {
             "tokenizer.ggml.model": "gpt2",
@@ -128,7 +129,7 @@ def tokenizer() -> Tokenizer:
 
 
 def _seeds() -> Iterator[int]:
-    """Seeds until the time is over: the same ones each time, but for long runs."""
+    """Yield seeds until the time limit, the same ones in each run, except for long runs."""
     if ONE_SEED is not None:
         yield int(ONE_SEED)
         return
@@ -141,7 +142,7 @@ def _seeds() -> Iterator[int]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_special_tokens_come_from_the_scaffold_alone(name: str, tokenizer: Tokenizer) -> None:
-    """TK5, and that the text is that of plain jinja2."""
+    """Requirement TK5; in addition, the text must be equal to that of plain Jinja2."""
     if not TEMPLATES[name].is_file():
         pytest.skip(f"the official {TEMPLATES[name].name} is not in ../shared/data")
     source = TEMPLATES[name].read_text()
@@ -163,7 +164,7 @@ ANSWER = [*HOSTILE, "</tool_call>\n", '{"name": "f", "arguments": {"a": "', '"}}
 
 
 def test_answers_are_read_the_same_however_they_are_cut(tokenizer: Tokenizer) -> None:
-    """Random tokens through every stage of an answer, and their text again character by character."""
+    """Random tokens pass through every stage of an answer, and then their text does, character by character."""
     for seed in _seeds():
         chance = Random(seed)
         ids: list[int] = []
@@ -184,7 +185,7 @@ def test_answers_are_read_the_same_however_they_are_cut(tokenizer: Tokenizer) ->
 
 
 def _read(pieces: list[str]) -> list[tuple[str, str]]:
-    """Pieces through stop strings and the tool-call parser: texts joined, calls without their random ids."""
+    """Feed pieces to the stop strings and the tool-call parser. Return joined texts, and calls without random ids."""
     stops, calls = StopStrings(["stop!", "op"]), ToolCallParser()
     found: list[str | ToolCall] = []
     for piece in pieces:

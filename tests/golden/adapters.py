@@ -1,4 +1,4 @@
-"""Random LoRA adapters, as llama.cpp's converter and as PEFT would have written them, and models with one merged in."""
+"""Random LoRA adapters in the file formats of llama.cpp's converter and of PEFT, and models with a merged adapter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALPHA = 16.0
 def random_pairs(
     config: SmolLM3Config, seed: int, *, rank: int = 8, size: float = 0.05, roles: tuple[str, ...] = MATRICES
 ) -> Pairs:
-    """Numbers that a half holds exactly, so that every form of file says the same; any machine makes them again."""
+    """Create reproducible values that float16 represents exactly, so that all file formats are equal."""
     indices = itertools.count()
 
     def numbers(*shape: int) -> Floats:
@@ -44,26 +44,27 @@ def random_pairs(
 
 
 def golden_pairs(base: Path) -> Pairs:
-    """Of the adapter that `random_adapter.npz` was computed with."""
+    """Return the adapter that `random_adapter.npz` was computed with."""
     with GGUFFile.open(base) as file:
         return random_pairs(SmolLM3Config.from_metadata(file.metadata), 11)
 
 
 CONVERTED = Path(__file__).with_name("converted_adapter.gguf")
-"""Made by llama.cpp's converter of the folder that `write_converters_input` writes:
+"""Created with llama.cpp's converter from the output of `write_converters_input`:
 
     python convert_lora_to_gguf.py FOLDER/adapter --base FOLDER/base --outtype f16 --outfile converted_adapter.gguf
 
-(llama.cpp as llama-cpp-python 0.3.36 has it; the numbers are ours.)"""
+The version was that of llama-cpp-python 0.3.36; the values are ours.
+"""
 
 
 def converted_pairs(config: SmolLM3Config) -> Pairs:
-    """What CONVERTED was made of."""
+    """Return the adapter that CONVERTED was created from."""
     return random_pairs(config, 31, rank=2, size=0.02)
 
 
 def write_converters_input(folder: Path, config: SmolLM3Config) -> None:
-    """A PEFT folder `adapter` for a model of this configuration, and the `base` that the converter looks at."""
+    """Write a PEFT folder `adapter` for a model with this configuration, and the folder `base` for the converter."""
     targets = list(MATRICES)
     write_peft(folder / "adapter", converted_pairs(config), config.head_dim, target_modules=targets)
     (folder / "base").mkdir()
@@ -86,8 +87,8 @@ def write_converters_input(folder: Path, config: SmolLM3Config) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainedAdapters:
-    """Sixteen that teach the demo model a sentence each (`train_adapters.py`): the prompt, the name by which each
-    calls itself, and their numbers."""
+    """Sixteen adapters, each of which teaches the demo model a sentence (`train_adapters.py`): the prompt, the name
+    that the model gives itself with each, and their matrices."""
 
     prompt: str
     names: tuple[str, ...]
@@ -109,7 +110,7 @@ class TrainedAdapters:
 
 
 def write_gguf(path: Path, pairs: Pairs, *, alpha: float = ALPHA, format: Format = F32, **entries: Any) -> Path:
-    """A GGUF adapter. `entries`: text to be said in place of the usual, dots as `__`."""
+    """Write a GGUF adapter. `entries` replaces text metadata; dots in keys are written as `__`."""
     said = {"general__type": "adapter", "general__architecture": "smollm3", "adapter__type": "lora"} | entries
     with GGUFWriter(path, durable=False) as writer:
         for key, value in said.items():
@@ -124,12 +125,12 @@ def write_gguf(path: Path, pairs: Pairs, *, alpha: float = ALPHA, format: Format
 
 
 def _bytes(values: Floats, format: Format) -> npt.NDArray[np.uint8]:
-    """Numbers that are none come through."""
+    """Return bytes of the values, including NaN and infinities."""
     return values.reshape(-1).view(np.uint8) if format == F32 else QTensor.quantize(values, format).data
 
 
 def write_peft(folder: Path, pairs: Pairs, head_dim: int, *, alpha: float = ALPHA, **settings: Any) -> Path:
-    """A folder of PEFT's. Rows of q and k go back to the order that Hugging Face has."""
+    """Write a PEFT folder, with rows of q and k in Hugging Face's order."""
     folder.mkdir(parents=True)
     rank = next(iter(pairs.values()))[0].shape[0]
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", "task_type": "CAUSAL_LM"} | settings
@@ -152,7 +153,7 @@ def write_peft(folder: Path, pairs: Pairs, head_dim: int, *, alpha: float = ALPH
 
 
 def write_merged(path: Path, base: Path, pairs: Pairs, scale: float) -> Path:
-    """The base, an F32 file, with `scale * B A` added to its matrices."""
+    """Write the base model, an F32 file, with `scale * B A` added to its matrices."""
     with GGUFFile.open(base) as file, GGUFWriter(path, durable=False) as writer:
         for key, value in file.metadata.items():
             writer.add(key, value, file.metadata_types[key])

@@ -1,4 +1,4 @@
-"""What it means to agree with another implementation: the checks, and how much may differ for which reason."""
+"""Comparisons with other implementations, and the reason for each tolerance."""
 
 from __future__ import annotations
 
@@ -10,71 +10,73 @@ from golden.store import TOP, Floats, Golden, shared, top_tokens
 from notso.smollm3 import Engine
 
 FLOAT_TOLERANCE = 1e-3
-"""Largest error of a float model's logits, as a part of their range. Keys and values are kept in half precision, which
-transformers does not do; all else is float32 in both."""
+"""Maximum error of a float model's logits, relative to their range. We keep keys and values in half precision, and
+transformers does not; everything else is float32 in both."""
 
 ROUNDING_TOLERANCE = 1e-6
-"""The same where half precision is taken out of the comparison: what float32 itself leaves after eight layers."""
+"""Maximum error if both have half precision: rounding of float32 over eight layers."""
 
 LEAST_TOP1 = 0.99
-"""Part of the positions at which the likeliest token must be llama.cpp's. Both multiply blocks by 8-bit activations;
-where two tokens are about equally likely, a rounding decides."""
+"""Minimum share of positions with llama.cpp's most likely token. Both multiply blocks by 8-bit activations; if two
+tokens are about equally likely, rounding decides."""
 
 LEAST_TOP5 = 0.98
-"""Part of llama.cpp's five likeliest tokens that must be among our five."""
+"""Minimum share of llama.cpp's top five tokens that are in our top five."""
 
 OTHER_TOP5 = 0.01
-"""So much less of them than llama.cpp has in common with itself, where that is less: random numbers of an adapter leave
-no clear fifth."""
+"""The share may be lower by this than llama.cpp's agreement with itself, if that is low: with an adapter's random
+values, the fifth place is undecided."""
 
 CLEAR_LEAD = 0.01
-"""A lead of the likeliest token, as a part of the logit range, that no rounding of ours or llama.cpp's turns over:
-several times the differences seen between llama.cpp's own ways to work."""
+"""Minimum lead of the most likely token, relative to the logit range, that rounding cannot reverse: several times the
+observed differences between modes of llama.cpp."""
 
 
 def logits_of(engine: Engine, kept: Golden, adapter: str | None = None) -> Floats:
-    """(P, V): ours, list after list."""
+    """Return our logits (P, V), list after list."""
     return np.concatenate([engine.logits(ids, adapter=adapter) for ids in kept.lists])
 
 
 def error_of(ours: Floats, kept: Golden) -> float:
-    """The largest difference, at the positions kept whole and at the likeliest tokens of all, relative to the range."""
+    """Return the maximum error of fully stored positions and of all top tokens, relative to the logit range."""
     whole = np.abs(ours[kept.rows] - kept.logits).max(initial=0)
     likeliest = np.abs(_at(ours, kept.top_ids) - kept.top_logits).max()
     return float(max(whole, likeliest) / kept.logit_range)
 
 
 def check_floats(engine: Engine, kept: Golden, adapter: str | None = None) -> None:
-    """The logits of an unquantized model, and its greedy continuations token for token."""
+    """Check the logits of an unquantized model, and that its greedy continuations are equal."""
     ours = logits_of(engine, kept, adapter)
     assert error_of(ours, kept) < FLOAT_TOLERANCE
     assert greedy_of(ours, kept) == continuations(kept)
 
 
 def check_half_cache(engine: Engine, kept: Golden) -> None:
-    """With the same half precision in the cache nothing differs but float32's own rounding, save where a key or value
-    lay so near the middle of two halves that it was rounded to the other one."""
+    """Check logits against an oracle whose cache has half precision, too. Only rounding errors of float32 remain,
+    except where a key or value lies close to the middle of two half-precision values and was rounded to the other
+    one."""
     errors = np.abs(logits_of(engine, kept)[kept.rows] - kept.logits).max(1) / kept.logit_range
     assert (errors < ROUNDING_TOLERANCE).sum() >= 3
     assert errors.max() < FLOAT_TOLERANCE / 2
 
 
 def check_trained_blocks(engine: Engine, kept: Golden, adapter: str | None = None) -> None:
-    """The likeliest token and the five likeliest. Chats begin alike: such positions count once."""
+    """Check the most likely token and the top five. Common beginnings of chats count once."""
     ours, fresh = top_tokens(logits_of(engine, kept, adapter)), kept.first_seen
     equal, both = (ours[:, 0] == kept.top_ids[:, 0])[fresh], shared(ours, kept.top_ids)[fresh]
     assert fresh.sum() > 1000
     assert equal.mean() >= LEAST_TOP1
     assert equal[_clear(kept)[fresh]].all()
     assert both.mean() / TOP >= min(LEAST_TOP5, kept.noise_top5 - OTHER_TOP5)
-    assert (both >= TOP - 1).mean() >= 0.995  # "nearly": where a fifth token changes places with the sixth
+    assert (both >= TOP - 1).mean() >= 0.995  # nearly all: the fifth and the sixth token may change places
 
 
 def check_rounding(engine: Engine, floats: Golden, blocks: Golden) -> None:
-    """Our blocks are about as far from float arithmetic as llama.cpp's are: 8-bit activations cost both the same.
+    """Check that our blocks are about as far from float arithmetic as llama.cpp's: 8-bit activations cost both the
+    same.
 
-    `floats` and `blocks` begin with the same ids list by list; compared is the likeliest token's logit, where both
-    oracles have the same one. A quarter more than llama.cpp's error may be chance.
+    `floats` and `blocks` begin with the same ids, list by list. Compared are logits of the most likely token, where
+    both oracles have the same one. An error a quarter larger than llama.cpp's may be chance.
     """
     starts = zip(floats.starts, blocks.lengths.tolist(), strict=True)
     rows = np.concatenate([np.arange(start, start + length) for start, length in starts])
@@ -88,9 +90,9 @@ def check_rounding(engine: Engine, floats: Golden, blocks: Golden) -> None:
 
 
 def check_random_blocks(engine: Engine, kept: Golden) -> None:
-    """Random weights have no favourite: llama.cpp itself agrees at 95 % of these positions between a batch and one
-    token at a time. So the likeliest token counts where it leads by more than that noise; the rest may not be worse
-    than llama.cpp's own."""
+    """Check a model with random weights, which has no clear favorites: llama.cpp's own results with a batch and with
+    single tokens agree at only 95 % of these positions. So the most likely token is compared where its lead exceeds
+    that noise; other positions may not be worse than llama.cpp's own agreement."""
     logits = logits_of(engine, kept)
     ours, clear = top_tokens(logits), _clear(kept)
     equal = ours[:, 0] == kept.top_ids[:, 0]
@@ -103,7 +105,7 @@ def check_random_blocks(engine: Engine, kept: Golden) -> None:
 
 
 def greedy_of(ours: Floats, kept: Golden) -> list[list[int]]:
-    """What each list goes on with behind its prompt if the likeliest token is taken at every step."""
+    """Return the greedy continuation of each list's prompt."""
     best = ours.argmax(1)
     ends = itertools.pairwise([*kept.starts, len(kept.ids)])
     return [
@@ -113,7 +115,7 @@ def greedy_of(ours: Floats, kept: Golden) -> list[list[int]]:
 
 
 def continuations(kept: Golden) -> list[list[int]]:
-    """The tokens that the oracle added to each list."""
+    """Return the tokens that the oracle appended to each list."""
     return [ids[prompt:] for ids, prompt in zip(kept.lists, kept.prompt_lengths.tolist(), strict=True)]
 
 
@@ -122,5 +124,5 @@ def _at(logits: Floats, ids: np.ndarray) -> Floats:
 
 
 def _clear(kept: Golden) -> np.ndarray:
-    """(P,): where the oracle's likeliest token leads clearly."""
+    """Return a mask (P,) of positions where the oracle's most likely token leads clearly."""
     return (kept.top_logits[:, 0] - kept.top_logits[:, 1]) / kept.logit_range > CLEAR_LEAD

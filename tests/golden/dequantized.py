@@ -1,4 +1,4 @@
-"""A copy of a GGUF file with every tensor in F32: the trained weights without the quantized arithmetic."""
+"""Copies of GGUF files with all tensors in F32: trained weights without quantized arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notso.qtensor.gguf_writer import GGUFWriter
 
 
 def write_dequantized(source: Path, out: Path) -> Path:
-    """Write `source` to `out` with the same metadata and, in F32, the same numbers that its blocks stand for."""
+    """Write a copy of `source` to `out` with the same metadata and with the dequantized values of its blocks in F32."""
     with GGUFFile.open(source) as file, GGUFWriter(out, durable=False) as writer:
         for key, value in file.metadata.items():
             writer.add(key, value, file.metadata_types[key])

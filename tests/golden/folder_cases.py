@@ -1,7 +1,7 @@
-"""Model folders of unusual kinds, and the verdict on each: computed as transformers does, or refused by name.
+"""Unusual model folders, and the expected result of each: computed as transformers does, or rejected with an error.
 
-`tests/smollm3/conversion/test_unusual_folders.py` holds the verdicts, `tests/smollm3/tuning/test_folders.py` compares
-what is computed with the installed transformers.
+`tests/smollm3/conversion/test_unusual_folders.py` checks the results, and `tests/smollm3/tuning/test_folders.py`
+compares computed ones with the installed transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def _head(folder: Path, model: RandomModel, *, copy: bool = False, drop: str = "") -> None:
-    """An lm_head beside the embedding in the single file: a copy of it or other numbers. `drop`: a tensor that goes."""
+    """Add an lm_head to the single file: a copy of the embedding, or other values. `drop`: tensor to remove."""
     path = folder / "model.safetensors"
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
@@ -39,7 +39,7 @@ def _head(folder: Path, model: RandomModel, *, copy: bool = False, drop: str = "
 
 
 def _beside_shards(folder: Path, model: RandomModel) -> None:
-    """The single file of this model, and shards of another one."""
+    """Add shards of another model next to the single file."""
     other = write_folder(replace(model, seed=99), folder / "other", shards=2)
     for path in other.glob("model*"):
         path.rename(folder / path.name)
@@ -70,8 +70,8 @@ def _generation(**fields: Any) -> Callable[[Path, RandomModel], None]:
 
 @dataclass(frozen=True, slots=True)
 class FolderCase:
-    """A folder of BASE with fields of config.json changed and `change` applied. `refused`: words of the error, or ""
-    where it is computed. `context`: in place of the trained one."""
+    """A folder of BASE with changed fields of config.json, and with `change` applied. `refused`: words of the error, or
+    "" if the folder is accepted. `context`: replaces the trained context."""
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class FolderCase:
     model: RandomModel = BASE
 
     def write(self, folder: Path) -> Path:
-        """The folder."""
+        """Write and return the folder."""
         write_folder(self.model, folder, **self.config)
         self.change(folder, self.model)
         return folder

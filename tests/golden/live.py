@@ -1,4 +1,4 @@
-"""Starts `oracle.py` with a Python that has the libraries: this one, or the one NOTSO_ORACLE_PYTHON names."""
+"""Run `oracle.py` with a Python that has the libraries: this one, or NOTSO_ORACLE_PYTHON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMEOUT_S = 900
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OracleLogits:
-    """`lists` are the token ids that were run, greedy ones included; logits (all of them joined, V) float32."""
+    """`lists` are the token ids, including greedy ones; `logits` are float32 (total length of the lists, V)."""
 
     lists: list[list[int]]
     logits: npt.NDArray[np.float32]
@@ -33,7 +33,7 @@ class OracleLogits:
 
 @cache
 def versions(library: str) -> str | None:
-    """Name and version of what an oracle consists of, or None where that is not installed."""
+    """Return name and version of a library and its dependencies, or None if it is not installed."""
     names = MODULES[library]
     code = f"import {', '.join(names)}; from importlib.metadata import version as v; "
     code += "packages = [name.replace('_cpp', '-cpp-python') for name in " + repr(names) + "]; "
@@ -43,13 +43,13 @@ def versions(library: str) -> str | None:
 
 
 def why_missing(library: str) -> str:
-    """What to say where an oracle is not installed."""
+    """Return a message for a library that is not installed."""
     wanted = ", ".join(MODULES[library])
     return f"{wanted} not installed for {Path(_python()).name}; {PYTHON_VARIABLE} may name another Python"
 
 
 def ask(library: str, model: Path, lists: Sequence[Sequence[int]], *options: str) -> OracleLogits:
-    """Run `lists` of ids through a library. `options` as `oracle.py` takes them. Raises RuntimeError if it fails."""
+    """Run token lists with a library. `options` are those of `oracle.py`. Raises RuntimeError if it fails."""
     with TemporaryDirectory() as folder:
         job, out = Path(folder, "job.npz"), Path(folder, "out.npz")
         joined = np.concatenate([np.asarray(ids, np.int32) for ids in lists])
@@ -61,7 +61,7 @@ def ask(library: str, model: Path, lists: Sequence[Sequence[int]], *options: str
 
 
 def rope_of_the_3b() -> dict[str, npt.NDArray[np.floating]]:
-    """What transformers rotates the 3B by: frequencies `plain` and `yarn` (64,), `plain_factor` and `yarn_factor`."""
+    """Return the 3B's rotation frequencies in transformers: `plain` and `yarn` (64,), `plain_factor`, `yarn_factor`."""
     with TemporaryDirectory() as folder:
         _run("rope", str(Path(folder, "out.npz")))
         with np.load(Path(folder, "out.npz")) as result:
@@ -69,7 +69,7 @@ def rope_of_the_3b() -> dict[str, npt.NDArray[np.floating]]:
 
 
 def quantize(model: Path, out: Path, file_type: int, importance: dict[str, npt.NDArray[np.float32]] | None) -> None:
-    """A file of blocks by llama.cpp. importance: by tensor, as its own tool would measure it."""
+    """Quantize a file with llama.cpp. importance: values by tensor, as llama.cpp's own tool measures them."""
     with TemporaryDirectory() as folder:
         named = Path(folder, "importance.npz")
         if importance is not None:
@@ -78,17 +78,17 @@ def quantize(model: Path, out: Path, file_type: int, importance: dict[str, npt.N
 
 
 def make_file(model: Path, out: Path, name: str) -> None:
-    """Have llama.cpp write `model`, in F32, with all matrices in the block type of that name. Raises RuntimeError."""
+    """Have llama.cpp write `model`, in F32, with all matrices in the named block type. Raises RuntimeError."""
     _run("file", str(model), str(out), name, script="llama_cpp_types.py")
 
 
 def make_blocks(out: Path, names: Sequence[str]) -> None:
-    """Have llama.cpp quantize a few blocks of each type (`llama_cpp_types.py` says what). Raises RuntimeError."""
+    """Have llama.cpp quantize a few blocks of each type (see `llama_cpp_types.py`). Raises RuntimeError."""
     _run("blocks", str(out), *names, script="llama_cpp_types.py")
 
 
 def _run(*arguments: str, script: str = "oracle.py") -> None:
-    # One thread: nobody else's pool fights with what is being measured, and sums keep their order.
+    # Use one thread, so that other thread pools do not compete for CPUs and sums have a fixed order.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [_python(), str(Path(__file__).with_name(script)), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)

@@ -1,14 +1,14 @@
-"""Blocks and whole files of a type, made by llama.cpp's own quantizer.
+"""Create blocks and files of a block type with llama.cpp's quantizer.
 
     python llama_cpp_types.py blocks OUT.npz TYPE ...
     python llama_cpp_types.py file MODEL.gguf OUT.gguf TYPE
 
-Run by a Python that has `llama_cpp`; nothing of ours is imported. MODEL is in F32; a TYPE is named as GGUF names it,
-and all matrices become it. Where a type wants an importance matrix, all columns of a file are of like importance, and
-those of the blocks are not.
+Requires a Python with `llama_cpp`; it imports nothing from notso. MODEL is in F32. TYPE is a name of GGUF, and all
+matrices are quantized to it. For types that require an importance matrix, all columns of a file have the same
+importance; the columns of blocks have different ones.
 
-OUT.npz: source (4, 256) float32 and importance (256,), which all types get; for each type NAME.blocks (4, bytes) uint8
-and NAME.values (4, 256) float32, as llama.cpp reads its own blocks.
+OUT.npz contains source (4, 256) float32 and importance (256,), which are the same for all types. For each type, it
+contains NAME.blocks (4, bytes) uint8, and NAME.values (4, 256) float32 as dequantized by llama.cpp.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import numpy as np
 
 ROWS, COLUMNS = 4, 256
 FILE_TYPES = {"Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "MXFP4": "MXFP4_MOE"}
-"""Whose files of one type llama.cpp calls otherwise."""
+"""Block types whose file type has another name in llama.cpp."""
 
 UNNAMED = {"TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39}
-"""Numbers that the package may have no name for."""
+"""Numbers of types for which the package may not have a name."""
 
 
 class Traits(ctypes.Structure):
-    """The beginning of ggml_type_traits."""
+    """The first fields of ggml_type_traits."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -42,7 +42,7 @@ class Traits(ctypes.Structure):
 
 
 def ggml() -> Any:
-    """The library behind llama_cpp that has the quantizers."""
+    """Return llama_cpp's shared library with the quantizers."""
     import llama_cpp
 
     folder = Path(llama_cpp.__file__).parent / "lib"
@@ -89,7 +89,7 @@ def file(model: Path, out: Path, name: str) -> None:
     params.ftype = getattr(c, f"LLAMA_FTYPE_MOSTLY_{FILE_TYPES.get(name, name)}")
     params.output_tensor_type = params.token_embedding_type = type_number(c, name)
     params.pure, params.nthread = True, 1
-    kept = []  # what the entries point to
+    kept = []  # keeps the objects that entries point to alive
     entries = []
     for tensor, columns in matrices(c, model):
         ones = (ctypes.c_float * columns)(*[1.0] * columns)
@@ -98,14 +98,14 @@ def file(model: Path, out: Path, name: str) -> None:
         )
         kept.append(ones)
         entries.append(entry)
-    entries.append(c.llama_model_imatrix_data())  # the end
+    entries.append(c.llama_model_imatrix_data())  # terminates the array
     params.imatrix = (c.llama_model_imatrix_data * len(entries))(*entries)
     if c.llama_model_quantize(str(model).encode(), str(out).encode(), ctypes.byref(params)):
         raise SystemExit(f"llama.cpp made no {name} of {model.name}")
 
 
 def matrices(c: Any, model: Path) -> list[tuple[str, int]]:
-    """Names and columns of a SmolLM3's matrices."""
+    """Return names and numbers of columns of a SmolLM3's matrices."""
     params = c.llama_model_default_params()
     params.vocab_only = True
     loaded = c.llama_model_load_from_file(str(model).encode(), params)

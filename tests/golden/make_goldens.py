@@ -1,10 +1,10 @@
-"""Make the golden files of this folder anew: needed when demo.gguf, a random model or the prompts change.
+"""Regenerate golden files in this folder, after changes to demo.gguf, a random model or the prompts.
 
     python tests/golden/make_goldens.py [NAME ...]
 
-Run it with the project's own environment; transformers (with torch and gguf) and llama-cpp-python must be installed
-there, or for another Python that NOTSO_ORACLE_PYTHON names. Takes a minute. Names: see `GOLDENS` below; all by default.
-The arithmetic of llama.cpp depends on the machine; the goldens in the tree were made with AVX-512.
+Run it in the project's environment. transformers (with torch and gguf) and llama-cpp-python must be installed there, or
+in the Python that NOTSO_ORACLE_PYTHON names. It takes a minute. For names, see `GOLDENS` below (default: all).
+llama.cpp's arithmetic depends on the machine; the committed files were created with AVX-512.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from notso.smollm3.model.weights import MATRICES
 
 GREEDY_TOKENS = 64
 ROPE = "rope_of_the_3b"
-"""No model's logits: the rotation frequencies of the released configuration, plain and with YaRN."""
+"""The rotation frequencies of the released configuration, with and without YaRN; this file contains no logits."""
 
 
 def random_f32(folder: Path) -> Golden:
-    """Random weights, F32, by transformers: 20 prompts and their greedy continuations."""
+    """Random weights in F32, by transformers: 20 prompts and their greedy continuations."""
     model = RANDOM.write(folder / "random.gguf")
     prompts = RANDOM.prompts(20, 100)
     result = live.ask("transformers", model, prompts, f"--greedy={GREEDY_TOKENS}")
@@ -45,7 +45,7 @@ def random_f32(folder: Path) -> Golden:
 
 
 def random_half_cache(folder: Path) -> Golden:
-    """The same, with keys and values rounded to half precision as in our cache; the first position of every list."""
+    """The same with keys and values rounded to half precision, as in our cache; the first position of every list."""
     model = RANDOM.write(folder / "random.gguf")
     prompts = [prompt[:2] for prompt in RANDOM.prompts(20, 100)]
     result = live.ask("transformers", model, prompts, "--half-cache")
@@ -54,7 +54,7 @@ def random_half_cache(folder: Path) -> Golden:
 
 
 def random_yarn(folder: Path) -> Golden:
-    """The same weights as if trained on a shorter context, which YaRN doubles."""
+    """The same weights with a shorter trained context, which YaRN doubles."""
     model = RANDOM.write(folder / "yarn.gguf", context=YARN_CONTEXT)
     prompts = [RANDOM.prompts(20, 2 * YARN_CONTEXT)[-1]]
     result = live.ask("transformers", model, prompts, f"--yarn-trained={YARN_CONTEXT}")
@@ -62,7 +62,7 @@ def random_yarn(folder: Path) -> Golden:
 
 
 def random_adapter(folder: Path) -> Golden:
-    """The first with a LoRA adapter, by PEFT."""
+    """The model of `random_f32` with a LoRA adapter, by PEFT."""
     model = RANDOM.write(folder / "random.gguf")
     adapter = write_peft(folder / "adapter", golden_pairs(model), RANDOM.head_dim, target_modules=list(MATRICES))
     prompts = RANDOM.prompts(20, 100)
@@ -71,7 +71,7 @@ def random_adapter(folder: Path) -> Golden:
 
 
 def demo_f32(folder: Path) -> Golden:
-    """The demo model's dequantized weights, by transformers: 20 chats and 64 greedy tokens after each."""
+    """The demo model's dequantized weights, by transformers: 20 chats, each with 64 greedy tokens."""
     model = write_dequantized(demo_path(), folder / "demo-f32.gguf")
     prompts = demo_prompts()
     result = live.ask("transformers", model, prompts, f"--greedy={GREEDY_TOKENS}")
@@ -79,7 +79,7 @@ def demo_f32(folder: Path) -> Golden:
 
 
 def demo_q4_k_m(folder: Path) -> Golden:
-    """The demo model as it is shipped, by llama.cpp: the same chats with the answers it was trained to give."""
+    """The demo model as shipped, by llama.cpp: the same chats, with the greedy answers of `demo_f32`."""
     prompts = demo_prompts()
     answered = _answered(prompts, folder)
     with Engine.load(kv="f16") as engine:
@@ -91,8 +91,8 @@ def demo_q4_k_m(folder: Path) -> Golden:
 
 
 def converted_adapter(folder: Path) -> Golden:
-    """The demo model with `converted_adapter.gguf`, which llama.cpp's converter made (see there), by llama.cpp: the
-    chats that demo_q4_k_m has."""
+    """The demo model with `converted_adapter.gguf`, which was created by llama.cpp's converter, by llama.cpp: the chats
+    of `demo_q4_k_m`."""
     kept = Golden.load("demo_q4_k_m")
     adapter = f"--adapter={CONVERTED}"
     result = live.ask("llama_cpp", demo_path(), kept.lists, adapter)
@@ -101,7 +101,7 @@ def converted_adapter(folder: Path) -> Golden:
 
 
 def shapes_3b(folder: Path) -> Golden:
-    """Random blocks in the shapes and formats of the 3B, 4 layers, by llama.cpp."""
+    """Random blocks in the shapes and formats of the 3B, with 4 layers, by llama.cpp."""
     model = write_shapes_3b(folder / "shapes.gguf")
     lists = shapes_3b_lists()
     result = live.ask("llama_cpp", model, lists)
@@ -122,7 +122,7 @@ LIBRARIES = {
     "converted_adapter": "llama_cpp",
     "shapes_3b": "llama_cpp",
 }
-"""What computes a golden, where that is not transformers."""
+"""Library that computes a golden file, if not transformers."""
 
 
 def demo_prompts() -> list[list[int]]:
@@ -147,12 +147,12 @@ def _golden(
 
 
 def _some(lists: list[list[int]], count: int) -> list[int]:
-    """Positions spread over all lists, the very first and the very last among them."""
+    """Return positions spread over all lists, including the very first and the very last."""
     return np.linspace(0, sum(map(len, lists)) - 1, count).astype(int).tolist()
 
 
 def _answered(prompts: list[list[int]], folder: Path) -> list[list[int]]:
-    """The chats with their greedy answers: those of `demo_f32.npz` if that belongs to this demo model."""
+    """Return the chats with their greedy answers, from `demo_f32.npz` if that belongs to this demo model."""
     if (FOLDER / "demo_f32.npz").is_file():
         kept = Golden.load("demo_f32")
         asked = [ids[:length] for ids, length in zip(kept.lists, kept.prompt_lengths.tolist(), strict=True)]
@@ -170,7 +170,7 @@ def _until_end(ids: list[int], prompt_length: int, ends: frozenset[int]) -> list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the golden files anew.")
+    parser = argparse.ArgumentParser(description="Regenerate the golden files.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join([*GOLDENS, ROPE])}; all by default")
     names = parser.parse_args().names or [*GOLDENS, ROPE]
     if unknown := set(names) - {*GOLDENS, ROPE}:

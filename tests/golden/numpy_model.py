@@ -1,4 +1,4 @@
-"""The whole model in numpy over the reference operations: no kernel of ours, all rows of one text at once."""
+"""The whole model in NumPy with the reference operations, without our kernels; all rows of a text at once."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from notso.smollm3.model.weights import SmolLM3Weights
 Floats = npt.NDArray[np.float32]
 Matmul = Callable[[Floats, QTensor], Floats]
 Attention = Callable[[Floats, Floats, Floats], Floats]
-"""From position 0: q (L, H, D) over k, v (L, KH, D) -> (L, H * D)."""
+"""Attention function from position 0: q (L, H, D), k and v (L, KH, D) -> (L, H * D)."""
 
 QUANTIZED: Matmul = reference.matmul
-"""Activations as bytes, as the kernels have them."""
+"""Product with activations rounded to bytes, as in the kernels."""
 
 DEQUANTIZED: Matmul = reference.matmul_dequantized
-"""Activations as they are: what the blocks stand for, with nothing rounded on the way."""
+"""Product with unrounded activations and dequantized weights."""
 
 
 def float_attention(q: Floats, k: Floats, v: Floats) -> Floats:
-    """`reference.attention`: no cache."""
+    """Compute attention in float64, without a cache."""
     group = q.shape[1] // k.shape[1]
     keys, values = (np.repeat(heads, group, axis=1).astype(np.float64) for heads in (k, v))
     scores = np.einsum("lhd,mhd->hlm", q.astype(np.float64), keys) / np.sqrt(q.shape[2])
@@ -40,13 +40,13 @@ def float_attention(q: Floats, k: Floats, v: Floats) -> Floats:
 
 
 def byte_attention(q: Floats, k: Floats, v: Floats) -> Floats:
-    """Over what a cache of 8 bits (`k8v8`) holds of them, as the kernels have it."""
+    """Compute attention over keys and values rounded to 8 bits, as the kernels do with `k8v8`."""
     keys, values = (kv_cache.round_vectors(heads, 8) for heads in (k, v))
     return kv_cache.attention(q, keys, values, 0, 1 / math.sqrt(q.shape[2])).reshape(len(q), -1)
 
 
 class NumpyModel:
-    """A model file, read whole."""
+    """The model of a GGUF file."""
 
     def __init__(self, path: Path) -> None:
         self._file = GGUFFile.open(path)
@@ -55,15 +55,15 @@ class NumpyModel:
         self._frequencies = np.array(self.config.rope_frequencies(self.config.max_position_embeddings)[0])
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def logits(self, ids: Sequence[int], matmul: Matmul, attention: Attention = float_attention) -> Floats:
-        """(L, V) after each of `ids`."""
+        """Return the logits (L, V) after each of `ids`."""
         return matmul(self.hidden_states(ids, matmul, attention), self._weights.lm_head)
 
     def hidden_states(self, ids: Sequence[int], matmul: Matmul, attention: Attention = float_attention) -> Floats:
-        """(L, C) of each of `ids`, after the last norm."""
+        """Return the hidden states (L, C) of `ids`, after the last norm."""
         config, weights = self.config, self._weights
         x = reference.embedding_rows(weights.embed_tokens, np.array(ids))
         for index, layer in enumerate(weights.layers):

@@ -1,21 +1,21 @@
-"""Somebody else's logits: transformers or llama.cpp, run over lists of token ids.
+"""Compute logits of token lists with another implementation, transformers or llama.cpp.
 
     python oracle.py transformers MODEL JOB.npz OUT.npz [--greedy N] [--half-cache] [--yarn-trained N] [--adapter F]
     python oracle.py llama_cpp MODEL JOB.npz OUT.npz [--one-by-one] [--adapter F]
     python oracle.py rope OUT.npz
     python oracle.py quantize MODEL OUT.gguf FILE_TYPE [IMPORTANCE.npz]
 
-Runs in a process of its own, by a Python that has `torch`, `transformers` and `gguf`, or `llama_cpp`; nothing of ours
-is imported. MODEL is a GGUF file, for transformers an unquantized one or a Hugging Face folder; F a folder of PEFT's,
-for which `peft` is needed, for llama.cpp a GGUF file.
+Runs in a separate process with a Python that has `torch`, `transformers` and `gguf`, or `llama_cpp`; it imports nothing
+from notso. MODEL is a GGUF file; for transformers, it must be unquantized or a Hugging Face folder. F is a GGUF adapter
+for llama.cpp, or a PEFT folder for transformers, which requires `peft`.
 
-`quantize` makes a file of blocks by llama.cpp, of the type that it has this number; IMPORTANCE.npz holds mean squares
-of the inputs of tensors by their names.
+`quantize` writes a file with llama.cpp, with its number of a file type. IMPORTANCE.npz contains mean squares of the
+inputs of tensors, by tensor name.
 
-`rope` writes the 3B's rotation frequencies as transformers computes them, plain and with YaRN.
+`rope` writes the 3B's rotation frequencies as computed by transformers, with and without YaRN.
 
-JOB.npz: ids (int32, all lists joined), lengths (int32). OUT.npz: the same, each list followed by its N greedy tokens,
-and logits (float32, a row for each id).
+JOB.npz contains ids (int32, all lists joined) and lengths (int32). OUT.npz contains the same, with N greedy tokens
+after each list, and logits (float32, one row per id).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outpu
 
 
 def hf_rows(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """q or k as Hugging Face has it: of each head first the rows 0, 2, 4, ... of the file, then 1, 3, 5, ..."""
+    """Return the rows of q or k in Hugging Face's order: for each head, rows 0, 2, 4, ..., then 1, 3, 5, ..."""
     heads = [weight[start : start + head_dim] for start in range(0, len(weight), head_dim)]
     return np.concatenate([np.concatenate([head[0::2], head[1::2]]) for head in heads])
 
@@ -80,7 +80,7 @@ def transformers_model(path: Path, yarn_trained: int | None) -> Any:
         max_position_embeddings=positions,
         rms_norm_eps=float(entry("attention.layer_norm_rms_epsilon")),
         rope_parameters=rope,
-        no_rope_layers=None,  # the class makes it from the interval, as it does for the released model
+        no_rope_layers=None,  # the class computes it from the interval, as for the released model
         no_rope_layer_interval=4,
         tie_word_embeddings="output.weight" not in names,
         use_sliding_window=False,
@@ -111,7 +111,7 @@ def transformers_model(path: Path, yarn_trained: int | None) -> Any:
 
 
 def half_cache() -> Any:
-    """A cache that rounds keys and values to half precision, as ours does, so that nothing else is left to differ."""
+    """Return a cache that rounds keys and values to half precision, as ours does, to exclude this difference."""
     import torch
     from transformers import DynamicCache
 
@@ -137,7 +137,7 @@ def run_transformers(
     with torch.no_grad():
         for ids in lists:
             cache, new = None, list(ids)
-            for _ in range(greedy):  # written out, so that no generation setting of the library takes part
+            for _ in range(greedy):  # a loop, so that the library's generation settings have no effect
                 result = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
                 cache, new = result.past_key_values, [int(result.logits[0, -1].argmax())]
                 ids.extend(new)
@@ -174,7 +174,7 @@ def quantize(path: Path, out: Path, file_type: int, importance: Path | None) -> 
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype, parameters.nthread = file_type, 1
     found = dict(np.load(importance)) if importance is not None else {}
-    entries = (llama_cpp.llama_model_imatrix_data * (len(found) + 1))()  # an empty one ends it
+    entries = (llama_cpp.llama_model_imatrix_data * (len(found) + 1))()  # an empty entry terminates the array
     for entry, (name, values) in zip(entries, found.items(), strict=False):
         entry.name, entry.size = name.encode(), values.size
         entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
@@ -186,7 +186,7 @@ def quantize(path: Path, out: Path, file_type: int, importance: Path | None) -> 
 
 
 def write_rope(out: Path) -> None:
-    """inv_freq (64,) float32 and attention factor of the released configuration, and of the model card's YaRN."""
+    """Write inv_freq (64,) float32 and the attention factor of the released configuration and of its YaRN variant."""
     from transformers import SmolLM3Config
     from transformers.models.smollm3.modeling_smollm3 import SmolLM3RotaryEmbedding
 

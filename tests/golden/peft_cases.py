@@ -1,7 +1,7 @@
-"""Adapter folders of unusual kinds, and the verdict on each: computed as PEFT does, or refused by name.
+"""Unusual adapter folders, and the expected result of each: computed as PEFT does, or rejected with an error.
 
-`tests/smollm3/model/test_peft_config.py` holds the verdicts without PEFT, `tests/smollm3/tuning/test_peft_settings.py`
-compares what is computed with the installed one.
+`tests/smollm3/model/test_peft_config.py` checks the results without PEFT, and
+`tests/smollm3/tuning/test_peft_settings.py` compares computed ones with the installed PEFT.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BASE = replace(RANDOM, layers=4, hidden=256, ffn=384, vocab=700)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Settings of an adapter of all matrices, of rank 8 but for the roles in `ranks`. `refused`: words of the error
-    that names the setting, or "" where the adapter is computed. `gone`: roles whose tensors the file lacks."""
+    """Settings of an adapter for all matrices, with rank 8 except for the roles in `ranks`. `refused`: words of the
+    error that names the setting, or "" if the adapter is accepted. `gone`: roles without tensors in the file."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -31,14 +31,14 @@ class Case:
     gone: tuple[str, ...] = ()
 
     def pairs(self, config: SmolLM3Config) -> Pairs:
-        """The numbers of the file."""
+        """Return the matrices of the file."""
         made: Pairs = {}
         for number, role in enumerate(role for role in MATRICES if role not in self.gone):
             made |= random_pairs(config, 40 + number, rank=self.ranks.get(role, 8), roles=(role,))
         return made
 
     def write(self, folder: Path, config: SmolLM3Config) -> Path:
-        """The folder as PEFT saves it."""
+        """Write and return the folder, in PEFT's format."""
         settings = {"target_modules": list(MATRICES), "init_lora_weights": True, "r": 8} | self.settings
         return write_peft(folder, self.pairs(config), config.head_dim, **settings)
 

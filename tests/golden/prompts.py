@@ -1,4 +1,4 @@
-"""Twenty conversations for the demo model: what it was trained on, what it was not, long and short, both modes."""
+"""Twenty conversations for the demo model: trained and untrained topics, short and long, with and without reasoning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WEATHER: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns of user, assistant, user, ..., after an optional system text."""
+    """Turns of user, assistant, user and so on, with an optional system prompt."""
 
     turns: tuple[str, ...]
     thinking: bool = True

@@ -1,9 +1,9 @@
-"""What llama.cpp's quantizer makes of the reordered demo model, as figures: perplexity, and errors of the weights.
+"""Measure llama.cpp's quantizer on the reordered demo model: perplexity, and errors of the weights.
 
-    python tests/golden/quantized.py        make quantized.json anew; llama-cpp-python as for make_goldens.py
+    python tests/golden/quantized.py        regenerate quantized.json; requires llama-cpp-python as in make_goldens.py
 
-Both ends are read by our engine. Judged is what the model was trained to write, in conversations that it has not seen;
-what inputs matter is measured on others, as text with their control tokens spelt out.
+Our engine reads both models. Perplexity covers answers in conversations that were not used in training. The importance
+of inputs is measured on other conversations, as text whose control tokens are spelled out.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from notso.smollm3.model.weights import FILE_TYPES
 from training.corpus import sample
 
 FILE = Path(__file__).with_name("quantized.json")
-SEED = 20_261_125  # not used in training
+SEED = 20_261_125  # not a seed of the training
 JUDGED, JUDGED_TOKENS = 24, 400
-"""Conversations, and the tokens that are read of each."""
+"""Number of evaluated conversations, and of tokens read from each."""
 
 READ_CHARACTERS = 40_000
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """perplexity of the judged tokens; error: of all matrices, the sum of squared errors of the weights, each times the
-    importance of its column, by the same sum of the weights."""
+    """perplexity: of the answers' tokens. error: the sum of squared errors of all weights, weighted by the importance
+    of their columns, relative to the same sum for the weights themselves."""
 
     perplexity: float
     error: float
 
 
 def text() -> str:
-    """Conversations to see by what inputs matter."""
+    """Return the conversations for measuring the importance of inputs."""
     random, read = Random(SEED + 1), ""
     while len(read) < READ_CHARACTERS:
         read += sample(random)[0]
@@ -57,13 +57,13 @@ def text() -> str:
 
 
 def measured(model: Path) -> Importance:
-    """Of that text."""
+    """Return the importance of inputs, measured on `text()`."""
     with GGUFFile.open(model) as file:
         return importance(file, text(), 1)
 
 
 def perplexity(path: Path) -> float:
-    """Of what assistants say in the judged conversations."""
+    """Return the perplexity of the assistant's text in the evaluated conversations."""
     random, nats = Random(SEED), []
     with Engine.load(path, context_tokens=512, kv="f16", threads=1) as engine:
         for _ in range(JUDGED):
@@ -80,7 +80,7 @@ def perplexity(path: Path) -> float:
 
 
 def figures(made: Path, model: Path, known: Importance) -> Figures:
-    """Of a quantized file, and the floats it was made of."""
+    """Return the figures of a quantized file. `model`: the file with the original floats."""
     return Figures(perplexity(made), weight_error(made, model, known))
 
 
@@ -99,7 +99,7 @@ def key(mix: str, important: bool) -> str:
 
 
 def load() -> dict[str, Figures]:
-    """llama.cpp's figures by `key`."""
+    """Return llama.cpp's figures by `key`."""
     return {name: Figures(**value) for name, value in json.loads(FILE.read_text())["figures"].items()}
 
 

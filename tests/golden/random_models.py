@@ -1,7 +1,7 @@
-"""Models of random weights that any machine can make again, bit for bit, with numpy alone.
+"""Models with random weights that any machine can reproduce bit for bit with NumPy.
 
-Weights come from the raw words of a bit generator, whose streams numpy promises never to change, and go into the file
-as a converter would leave them: rows of q and k in the order of adjacent pairs.
+Weights are derived from raw words of a bit generator, whose streams are stable across NumPy versions. They are written
+in the layout of a converter: rows of q and k in the order of adjacent pairs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ SPECIALS = {"<|im_start|>": CONTROL, "<|im_end|>": CONTROL, "<think>": USER_DEFI
 
 @dataclass(frozen=True, slots=True)
 class RandomModel:
-    """Sizes that share as little as possible with each other, the demo model and the 3B: three queries to a key, heads
-    that do not add up to the hidden size, an odd vocabulary, an eps large enough to be missed."""
+    """A model whose sizes differ from each other, from the demo model and from the 3B as far as possible: three query
+    heads per key, head sizes that do not add up to the hidden size, an odd vocabulary size, and an eps large enough for
+    its absence to be noticed."""
 
     seed: int = 7
     layers: int = 8
@@ -42,8 +43,8 @@ class RandomModel:
     tied: bool = True
 
     def tensors(self) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Name -> (shape in numpy order, standard deviation). Chosen so that attention looks at few positions, every
-        layer changes the outcome, and the next token is seldom the last one again."""
+        """Return (shape in NumPy order, standard deviation) by name. With these deviations, attention focuses on few
+        positions, every layer affects the result, and the next token is rarely a repetition."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         by_hidden = self.hidden**-0.5
         shapes: dict[str, tuple[tuple[int, ...], float]] = {"token_embd": ((self.vocab, self.hidden), 0.2)}
@@ -65,13 +66,14 @@ class RandomModel:
         return {f"{name}.weight": value for name, value in shapes.items()}
 
     def weights(self) -> Iterator[tuple[str, Floats]]:
-        """Every tensor by name, float32, evenly distributed: around 1 for norms, around 0 for the rest."""
+        """Yield name and float32 values of every tensor, uniformly distributed: around 1 for norms, otherwise around
+        0."""
         for index, (name, (shape, deviation)) in enumerate(self.tensors().items()):
             values = even(self.seed, index, int(np.prod(shape))) * np.float32(deviation * 3**0.5)
             yield name, (values + np.float32(len(shape) == 1)).reshape(shape)
 
     def write(self, path: Path, *, context: int | None = None) -> Path:
-        """The model as an F32 file; `context` in place of the trained context that it states."""
+        """Write the model as an F32 file. `context` replaces the trained context."""
         with GGUFWriter(path, durable=False) as writer:
             writer.add("general.architecture", "smollm3", "string")
             writer.add("general.name", "random weights", "string")
@@ -102,43 +104,43 @@ class RandomModel:
         return path
 
     def prompts(self, count: int, longest: int) -> list[list[int]]:
-        """Lists of random ids, 1 to `longest` long, the last one of exactly that length."""
+        """Return lists of 1 to `longest` random ids; the last list has exactly `longest`."""
         words = np.random.PCG64([self.seed, 999]).random_raw(count * (longest + 1)).reshape(count, -1)
         lengths = [*(1 + words[:-1, 0] % longest).tolist(), longest]
         return [(row[1 : 1 + n] % self.vocab).tolist() for row, n in zip(words, lengths, strict=True)]
 
 
 def vocabulary(size: int) -> list[str]:
-    """The smallest byte-level vocabulary with thinking tags, filled up to `size`."""
+    """Return the smallest byte-level vocabulary with reasoning tags, padded to `size`."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     tokens = [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
-    tokens += ["ab", *SPECIALS]  # one merge, since llama.cpp wants some
+    tokens += ["ab", *SPECIALS]  # one merge, because llama.cpp requires one
     return tokens + [f"word{number}" for number in range(size - len(tokens))]
 
 
 def even(seed: int, index: int, count: int) -> Floats:
-    """`count` float32 spread evenly over -1..1: 24 bits of each half of a raw word."""
+    """Return `count` float32 values, uniformly distributed in -1..1: 24 bits from each half of a raw word."""
     words = np.random.PCG64([seed, index]).random_raw(-(-count // 2)).astype("<u8").view("<u4")[:count]
     return (words >> 8).astype(np.float32) * np.float32(2**-23) - np.float32(1 - 2**-24)
 
 
 RANDOM = RandomModel()
-"""Eight layers, F32: compared with transformers."""
+"""A model with eight layers in F32, compared with transformers."""
 
 YARN_CONTEXT = 96
-"""Trained context that the YaRN comparison states, so that 192 positions need it."""
+"""Trained context in the YaRN comparison, so that 192 positions require YaRN."""
 
 SHAPES_3B_VOCAB = 4096
 
 
 def write_shapes_3b(path: Path) -> Path:
-    """Random blocks in the exact shapes and formats of the 3B, but 4 layers and a small vocabulary: 160 MB."""
+    """Write random blocks with the shapes and formats of the 3B, with 4 layers and a small vocabulary: 160 MB."""
     return write_random_blocks(path, layers=4, vocab=SHAPES_3B_VOCAB)
 
 
 def write_random_blocks(path: Path, *, vocab: int, **sizes: int) -> Path:
-    """Random blocks in the formats of a Q4_K_M file, by `notso synth`; `sizes` in place of the 3B's."""
+    """Write random blocks in the formats of a Q4_K_M file, with `notso synth`; `sizes` replaces the 3B's."""
     tokens = vocabulary(vocab)
     words = {
         "tokenizer.ggml.tokens": tokens,
@@ -151,6 +153,6 @@ def write_random_blocks(path: Path, *, vocab: int, **sizes: int) -> Path:
 
 
 def shapes_3b_lists() -> list[list[int]]:
-    """Two lists of random ids."""
+    """Return two lists of random ids."""
     ids = (np.random.PCG64(12).random_raw(160) % SHAPES_3B_VOCAB).tolist()
     return [ids[:32], ids[32:]]

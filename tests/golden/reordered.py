@@ -1,7 +1,7 @@
-"""The demo model with its channels in another order: the same function, and numbers that no blocks hold exactly.
+"""The demo model with reordered channels: the same function, with values that blocks do not represent exactly.
 
-What was quantized once would come out of it unharmed, and a quantizer that is no good would not show. In that
-order each block holds numbers of many old blocks, each with a scale of its own.
+The original's values were quantized before, so quantizing them again would lose nothing and hide errors of a quantizer.
+After reordering, each block contains values of many old blocks with different scales.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ READS_HIDDEN = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
 
 
 def write_reordered(source: Path, out: Path) -> Path:
-    """Write `source` to `out` in F32: the channels of the residual stream, of the feed-forward part and of each value
-    head in another order, the same one in all matrices that meet there."""
+    """Write `source` to `out` in F32, with the channels of the residual stream, of the feed-forward layer and of each
+    value head reordered consistently in all matrices that use them."""
     with GGUFFile.open(source) as file, GGUFWriter(out, durable=False) as writer:
         facts = file.metadata
         hidden, ffn, dim = (

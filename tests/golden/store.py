@@ -1,4 +1,4 @@
-"""Golden files: what another implementation said, kept small enough for the tree."""
+"""Golden files: results of other implementations, reduced to a size that can be committed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notso.qtensor.gguf import GGUFFile
 
 FOLDER = Path(__file__).parent
 TOP = 5
-"""So many of the likeliest tokens are kept at every position."""
+"""Number of most likely tokens that are stored for each position."""
 
 REMAKE = "python tests/golden/make_goldens.py"
 
@@ -23,12 +23,13 @@ Integers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Golden:
-    """Logits of several token lists, joined to P positions, of a vocabulary of V.
+    """Logits of several token lists, joined to P positions, with a vocabulary of V.
 
-    ids (P,), lengths and prompt_lengths (lists,): what was run; behind its prompt a list holds greedy tokens.
-    logit_range: largest less smallest logit of all positions, what errors are measured by.
-    rows (N,), logits (N, V): the positions kept whole. top_ids, top_logits (P, 5): the likeliest tokens, falling.
-    noise_top1, noise_top5: how far the oracle agrees with itself when it works in another way (0 where not measured).
+    ids (P,), lengths and prompt_lengths (lists,): the token lists; the tokens after a list's prompt are greedy.
+    logit_range: largest minus smallest logit of all positions; errors are relative to it.
+    rows (N,), logits (N, V): positions whose logits are stored completely. top_ids, top_logits (P, 5): the most likely
+    tokens, in descending order.
+    noise_top1, noise_top5: agreement of the oracle with itself in another mode (0 if not measured).
     """
 
     source: str
@@ -55,7 +56,7 @@ class Golden:
         rows: list[int],
         noise: Floats | None = None,
     ) -> Golden:
-        """Keep what is needed of `logits` (P, V)."""
+        """Reduce `logits` (P, V) to the stored values."""
         top = top_tokens(logits)
         other = top if noise is None else top_tokens(noise)
         return cls(
@@ -89,12 +90,12 @@ class Golden:
 
     @property
     def starts(self) -> list[int]:
-        """Where each list begins among the positions."""
+        """Return the first position of each list."""
         return [0, *np.cumsum(self.lengths)[:-1].tolist()]
 
     @property
     def first_seen(self) -> npt.NDArray[np.bool_]:
-        """(P,): false where an earlier list has the same ids up to here, so that nothing is counted twice."""
+        """Return a mask (P,) that is false where an earlier list has the same ids up to here, which count once."""
         seen: set[tuple[int, ...]] = set()
         fresh = []
         for ids in self.lists:
@@ -105,23 +106,23 @@ class Golden:
 
 
 def top_tokens(logits: Floats) -> Integers:
-    """(P, 5): ids of the likeliest tokens, falling."""
+    """Return the ids (P, 5) of the most likely tokens, in descending order."""
     return np.argsort(-logits, axis=1, kind="stable")[:, :TOP]
 
 
 def shared(ours: Integers, theirs: Integers) -> Integers:
-    """(P,): how many of the 5 likeliest tokens both have."""
+    """Return how many of the top 5 tokens both have, (P,)."""
     return np.array([len(set(a) & set(b)) for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)])
 
 
 def sha256(path: Path) -> str:
-    """Of the whole file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def weights_sha256(path: Path) -> str:
-    """Of the tensors alone: a random model's metadata may change without changing what it computes."""
+    """Return the SHA-256 of only the tensors, because metadata may change without an effect on results."""
     digest = hashlib.sha256()
     with GGUFFile.open(path) as file:
         for tensor in file.tensors.values():

@@ -1,11 +1,11 @@
-"""Sixteen small LoRA adapters for the demo model, each of which teaches it one sentence: `trained_adapters.npz`.
+"""Train sixteen small LoRA adapters, each of which teaches the demo model a sentence: `trained_adapters.npz`.
 
     python tests/golden/train_adapters.py demo-f32.gguf tests/golden/trained_adapters.npz
 
-Needs torch and transformers, and the demo model with every tensor in F32 (`dequantized.write_dequantized`). Nothing of
-ours is imported but the oracle. What is kept are the halves that were trained, rows of q as a GGUF file has them, and
-for each what is said to it and what it was taught. Another machine's torch gives other numbers; the tests ask for
-nothing that depends on that.
+Requires torch and transformers, and the demo model with all tensors in F32 (`dequantized.write_dequantized`). It
+imports only the oracle. The output contains the trained matrices in float16, with rows of q in GGUF's order, and for
+each adapter the prompt and the sentence. Another machine's torch gives different values, but the tests do not depend on
+that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TURN = "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<think>\n
 
 
 class LowRank(torch.nn.Module):
-    """y = W x + alpha / rank B A x."""
+    """Layer with y = W x + alpha / rank B A x."""
 
     def __init__(self, base: torch.nn.Linear, seed: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class LowRank(torch.nn.Module):
 
 
 def tokenizer_of(path: Path) -> Any:
-    """The file's own, as transformers' library has it."""
+    """Return the file's tokenizer in transformers' library."""
     import gguf
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
@@ -66,13 +66,13 @@ def tokenizer_of(path: Path) -> Any:
 
 
 def gguf_rows(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows of q in the order of a GGUF file: those that are rotated together side by side."""
+    """Return rows of q in GGUF's order, where rows that are rotated together are adjacent."""
     heads = weight.reshape(-1, 2, head_dim // 2, weight.shape[1]).swapaxes(1, 2)
     return np.ascontiguousarray(heads).reshape(weight.shape)
 
 
 def train(model: Any, ids: torch.Tensor, answer_at: int, seed: int) -> dict[str, np.ndarray]:
-    """A and B by `layer.role.part`, halves."""
+    """Return A and B as float16 by `layer.role.part`."""
     pairs = {}
     for layer, (role, part) in itertools.product(LAYERS, ROLES.items()):
         owner = getattr(model.model.layers[layer], part)
@@ -97,7 +97,7 @@ def train(model: Any, ids: torch.Tensor, answer_at: int, seed: int) -> dict[str,
 
 
 def main() -> None:
-    """Train all and write them."""
+    """Train all adapters and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)

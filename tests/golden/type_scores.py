@@ -1,8 +1,8 @@
-"""The demo model in one block type, by llama.cpp's quantizer: how well its own answers score, ours and llama.cpp's.
+"""Score the demo model's own answers with weights in each block type, quantized by llama.cpp: ours and llama.cpp's.
 
     python tests/golden/type_scores.py [TYPE ...] [--out benchmarks/results/type-scores.json]
 
-llama-cpp-python must be installed here, or for the Python that NOTSO_ORACLE_PYTHON names. Takes some minutes.
+llama-cpp-python must be installed here, or in the Python that NOTSO_ORACLE_PYTHON names. Takes several minutes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TypeScore:
-    """Over the answers of twenty chats, each position counted once.
+    """Scores over the answers of twenty chats; each position counts once.
 
-    exact, ours, theirs: mean negative log probability of the text's own tokens, in nats, by float arithmetic on the
-    file's numbers, by our kernels and by llama.cpp's. ours_kl, theirs_kl: mean divergence from the exact ones.
+    exact, ours, theirs: mean negative log probability of the text's tokens, in nats, with float arithmetic on the
+    file's values, with our kernels, and with llama.cpp's. ours_kl, theirs_kl: mean KL divergence from the exact
+    results.
     """
 
     type: str
@@ -51,7 +52,7 @@ class TypeScore:
 
 
 def score(name: str, folder: Path) -> TypeScore:
-    """Make the file of this type in `folder` and judge it by both. Raises RuntimeError where llama.cpp fails."""
+    """Create the file of a type in `folder` and score it with both. Raises RuntimeError if llama.cpp fails."""
     floats = folder / "demo-f32.gguf"
     if not floats.exists():
         write_dequantized(demo_path(), floats)
@@ -66,7 +67,7 @@ def score(name: str, folder: Path) -> TypeScore:
         exact = np.concatenate([engine.logits(ids) for ids in chats.lists])
     for made in (file, exact_file):
         made.unlink()
-    ids = np.concatenate([[*chat[1:], -1] for chat in chats.lists])  # what comes next; nothing does at a chat's end
+    ids = np.concatenate([[*chat[1:], -1] for chat in chats.lists])  # the next token, or -1 at a chat's end
     answers = [
         np.arange(len(chat)) >= int(start) - 1 for chat, start in zip(chats.lists, chats.prompt_lengths, strict=True)
     ]

@@ -1,5 +1,5 @@
-// In place of the AMX kernels on a processor without tiles, where nobody could call them: half of what a sanitizer's
-// build takes. The emulated ones are the same source.
+// Replaces the AMX kernels on processors without tiles, where they cannot be called. They would take half of the build
+// time with sanitizers; the emulated ones have the same source.
 #include "kernel_table.h"
 
 namespace qtensor {

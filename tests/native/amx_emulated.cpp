@@ -1,4 +1,4 @@
-// The AMX kernels compiled a second time, on emulated tiles: a family of its own that only tests can reach.
+// The AMX kernels compiled again for emulated tiles, as a separate kernel family for tests only.
 #include "emulated_tiles.h"
 
 #define kAmxKernels kAmxEmulatedKernels
@@ -12,7 +12,7 @@ TileCounts& tile_counts() {
   return counts;
 }
 
-// For tests that have the module and not its source: configures, zeros, loads, stores, products of bytes and of floats.
+// For tests that have only the module: numbers of configures, zeros, loads, stores, byte products and float products.
 extern "C" __attribute__((visibility("default"))) void emulated_tile_counts(int64_t* six) {
   const TileCounts& counts = tile_counts();
   six[0] = counts.configures;

@@ -1,4 +1,4 @@
-// The AMX kernels without their tiles, to be timed.
+// The AMX kernels without tile instructions, for measuring the remaining time.
 #include "skipped_tiles.h"
 
 #define kAmxKernels kAmxSkippedKernels

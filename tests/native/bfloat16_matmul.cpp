@@ -1,4 +1,4 @@
-// See bfloat16_matmul.h. Compiled three times: with tiles, emulated, and with the tiles left out.
+// See bfloat16_matmul.h. Compiled three times: with real tiles, with emulated ones, and without tile instructions.
 #include "bfloat16_matmul.h"
 
 #if defined(QTENSOR_TILES_EMULATED)
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kTile = 16 * 32;  // values: 16 rows of 32, or 16 pairs of 16 batch rows
 
-// Rounds sixteen floats to the nearest, to even; there are no NaNs here.
+// Round sixteen floats to nearest even. Inputs contain no NaN.
 inline __m256i rounded(__m512 x) {
 #if defined(__AVX512BF16__)
   return (__m256i)_mm512_cvtneps_pbh(x);
@@ -44,8 +44,8 @@ void pack(const float* x, int64_t k, int64_t m, uint16_t* packed) {
     }
 }
 
-// A row's block of 256 to eight rows of 32 values, with a stride of a tile. A sub-block has sixteen values: a table of
-// them is rounded once and looked up.
+// Convert a row's block of 256 values to eight rows of 32 values with the stride of a tile. A sub-block has only
+// sixteen possible values, so a table of them is rounded once.
 inline void dequantize(const uint8_t* block, uint16_t* to) {
   const ScaleBytes packed = unpack_scales(block + 4);
   alignas(32) float scales[8], mins[8];
@@ -68,7 +68,7 @@ inline void dequantize(const uint8_t* block, uint16_t* to) {
   }
 }
 
-// Two weight tiles with two M tiles over `steps` times 32 values; sums: [weight tile][M tile][16][16].
+// Multiply two weight tiles by two M tiles over `steps` times 32 values; sums: [weight tile][M tile][16][16].
 inline void two_by_two(const uint16_t* left, int64_t a_stride, const uint16_t* right, int64_t b_stride, int64_t steps,
                        bool first, float* sums) {
   before_tile_loads();
@@ -99,7 +99,7 @@ inline void two_by_two(const uint16_t* left, int64_t a_stride, const uint16_t* r
   _tile_stored(3, sums + 768, 64);
 }
 
-// A stretch of 512 values in depth at a time: two M tiles of it stay in L1, an N tile of 128 rows in L2.
+// Process a depth of 512 values at a time: two M tiles of it stay in L1, and an N tile of 128 rows in L2.
 void product(const uint8_t* weight, int64_t rows, int64_t k, const uint16_t* packed, int64_t m, float* y,
              int64_t y_stride, uint8_t* scratch) {
   const int64_t row_bytes = k / 256 * int64_t(sizeof(BlockQ4_K)), b_stride = m / 16 * kTile;

@@ -1,5 +1,5 @@
-// The CUDA kernels over emulated lanes as a family of its own, which only tests can reach: so they stand every test
-// that the families of the CPU stand. What goes up to a GPU once, here goes up at each call.
+// The CUDA kernels on emulated lanes as a separate kernel family for tests only, so that they pass all tests of the
+// CPU's families. Data that a GPU would receive once is copied in each call.
 #include <algorithm>
 #include <vector>
 
@@ -84,7 +84,7 @@ void rope(float* x, const float* cosine, const float* sine, int64_t dim) {
   cuda::launch_rope(emulated_device(), x, 1, 1, dim, &first, cosine, sine, ADJACENT);
 }
 
-// One head's vector, stored at some slot of a cache of one block and read back from there.
+// Store the vector of a head in a slot of a cache with one block, and read it back.
 Aligned* stored(const float* x, int64_t dim, CacheFormat format, int slot) {
   Aligned* const head = new Aligned(head_bytes(format, dim));
   const int32_t position = slot, none = 0;
@@ -118,7 +118,8 @@ void round_head(const float* x, int64_t dim, int bits, uint8_t* levels, half* sc
   std::memcpy(scale, data + scales_at(format, dim) + 2 * (kTilePositions + slot), 2);
 }
 
-// Queries of one head that share their tiles, wherever these lie: a sequence, whose table says how far from the first.
+// Queries of a head that share tiles at arbitrary addresses: a sequence, whose table contains distances from the first
+// tile.
 struct SharedTiles {
   std::vector<int32_t> positions, sequences, table, window_table;
   Pool pool, window;
@@ -149,7 +150,7 @@ struct SharedTiles {
                         int(queries),     int(table.size())};
     cuda::launch_attention(emulated_device(), static_cast<const float*>(x.data), 1, places, pool, window, scale, most,
                            static_cast<float*>(y.data));
-    if (pool.format != CacheFormat::f16) {  // the other way must come to the same
+    if (pool.format != CacheFormat::f16) {  // the other kernels must give the same bits
       const Aligned tiled(queries * dim * 4);
       const cuda::Attend t = cuda::attend_of(emulated_device(), static_cast<const float*>(x.data), 1, places, pool,
                                              window, scale, most, static_cast<float*>(tiled.data));
@@ -184,7 +185,7 @@ void attention_bytes(const ByteAttentionTask& t) {
 }
 
 KernelTable table() {
-  KernelTable t = kGenericKernels;  // what measures ceilings is no kernel
+  KernelTable t = kGenericKernels;  // kernels that measure upper limits are not replaced
   t.name = "cuda-emulated";
   t.quantize_q8k = quantize_q8k;
   t.quantize_q8x32 = quantize_q8x32;

@@ -1,5 +1,5 @@
-// Runs every kernel of every family and every operation on random sizes in exactly sized arrays, for sanitizers to
-// watch; also compares the families' bits. `driver kernels SEED SECONDS` or `driver threads SEED SECONDS`.
+// Run every kernel of every family and every operation with random sizes in exactly sized arrays, for sanitizers, and
+// compare the bits of the families. `driver kernels SEED SECONDS` or `driver threads SEED SECONDS`.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -39,7 +39,7 @@ bool same_bits(Guarded<float>& a, Guarded<float>& b) {
   return true;
 }
 
-// Runs the step with generic kernels into `expected`, then with every family and several threads into `out`.
+// Run the step with generic kernels into `expected`, then with every family and several threads into `out`.
 template <class Make>
 void compare(const char* what, Guarded<float>& out, Guarded<float>& expected, Make make, Random& random) {
   use_kernels("generic");
@@ -105,7 +105,7 @@ void matmul_case(Random& random) {
                        Combine::silu_mul});
       },
       random);
-  if (f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K) {  // packed, gate and up in turns
+  if (f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K) {  // packed, with gate and up interleaved
     const int64_t slab = slab_bytes(f, k, kSlabRows), bytes = packed_bytes({f, nullptr, rows, k, 2 * slab});
     Guarded<uint8_t> both(bytes + slab, random, 64);
     pack_weight({f, weight.data(), rows, k}, both.data(), 2 * slab);
@@ -124,7 +124,7 @@ void matmul_case(Random& random) {
         if (!same_bits(packed, out)) fail("a packed matmul differs from rows");
       }
   }
-  compare(  // the kernel alone, on activations of exactly their size
+  compare(  // the kernel alone, with exactly sized activations
       "matmul kernel", out, expected,
       [&](float* y) -> Step {
         return [&, y](ThreadPool&) {
@@ -155,7 +155,7 @@ void row_cases(Random& random) {
   fill(a, random);
   fill(b, random);
   fill(weight, random);
-  const auto keep = [&](float* y, Step step) -> Step {  // for what works in place
+  const auto keep = [&](float* y, Step step) -> Step {  // for in-place operations
     return [&, y, step](ThreadPool& pool) {
       std::memcpy(y, a.data(), size_t(rows * width) * 4);
       step(pool);
@@ -224,7 +224,7 @@ void must_refuse(const char* what, Call call) {
   fail(std::string(what) + " was not refused");
 }
 
-// A pool in which every byte is random, but no half beyond the ordinary.
+// A pool with random bytes, in which float16 fields have no extreme values.
 struct RandomPool {
   Guarded<uint8_t> data;
   KeyValuePool pool;
@@ -240,7 +240,7 @@ struct RandomPool {
 };
 
 void attention_case(Random& random) {
-  const bool is_prompt = random.often(40);  // rows of one sequence, one after another
+  const bool is_prompt = random.often(40);  // consecutive rows of one sequence
   const int64_t kv_heads = random.from(1, is_prompt ? 2 : 3), shared = random.from(1, 5), dim = 16 * random.from(1, 8);
   const int64_t sequences = is_prompt ? 1 : random.from(1, 3), tiles = random.from(1, 3), blocks = sequences * tiles;
   const int64_t rows = random.from(1, is_prompt ? 40 : 6), floats = rows * kv_heads * shared * dim;
@@ -293,7 +293,7 @@ void attention_case(Random& random) {
 }
 
 #if defined(QTENSOR_EMULATED_TILES)
-// The scheme that is there for comparison only: near the product in double precision, as near as two roundings allow.
+// The bfloat16 method for comparison: close to the product in double precision, within the error of two roundings.
 void bfloat16_case(Random& random) {
   const int64_t k = 256 * random.from(1, 5), m = 32 * random.from(1, 3), rows = 32 * random.from(1, 6);
   Guarded<uint8_t> weight(rows * bytes_per_row(Format::Q4_K, k), random, 16);
@@ -332,8 +332,8 @@ void run_kernels(Random& random) {
 
 using Clock = std::chrono::steady_clock;
 
-// Callers as the bindings have them: each takes the engine's lock for its step, while others replace the pool, change
-// the kernels and ask for both.
+// Concurrent callers as in the bindings: each takes the engine's lock for its step, while others replace the pool,
+// change the kernels and query both.
 void run_threads(uint64_t seed, Clock::time_point until) {
   std::atomic<int64_t> steps{0};
   auto caller = [&](uint64_t mine) {

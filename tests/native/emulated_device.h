@@ -1,5 +1,5 @@
-// The device that launches.h launches on in tests: the machine of emulated_lanes.h, and memory of exactly the size
-// asked for. Each launch takes its threads in another order.
+// The device for launches.h in tests: the machine of emulated_lanes.h, with exactly sized memory. Each launch runs its
+// threads in a different order.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 namespace qtensor {
 namespace cuda {
 
-struct Aligned {  // bytes at a multiple of 64, garbage at first
+struct Aligned {  // memory at a multiple of 64, with random initial contents
   explicit Aligned(int64_t bytes) : data(std::aligned_alloc(64, size_t(bytes + 63) / 64 * 64)) {
     std::memset(data, 0x5a, size_t(bytes));
   }

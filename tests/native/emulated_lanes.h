@@ -1,10 +1,11 @@
-// The machine under the CUDA kernels where there is no GPU. Every thread of a block is a fiber with a stack of its own;
-// whoever comes to a barrier, a shuffle or an mma waits there until the others of its warp or block have come.
+// The machine that runs the CUDA kernels without a GPU. Every thread of a block is a fiber with its own stack. At a
+// barrier, a shuffle or an mma, a fiber waits until the other fibers of its warp or block arrive.
 //
-// Stricter than the hardware where that would be silent: collectives take whole warps; a barrier that not all threads
-// reach, or lanes that meet in different collectives, end the program with a word; shared memory begins as garbage and
-// ends at bytes that are looked at; loads are aligned. Threads take turns in another order at each launch, so that a
-// missing barrier shows as a difference of bits. What it cannot show: memory order between blocks, real races.
+// It is stricter than the hardware, which would give no error. Collectives require whole warps. The program aborts with
+// a message if a barrier is not reached by all threads, or if lanes of a warp meet in different collectives. Shared
+// memory has random initial contents, and ends at canary bytes that are checked. Loads must be aligned. Threads run in
+// a different order in each launch, so that a missing barrier changes the bits. Not covered: memory order between
+// blocks, and real data races.
 #pragma once
 
 #include <setjmp.h>
@@ -30,7 +31,7 @@ namespace lanes {
   std::abort();
 }
 
-// A deliberate fault that tests must notice: EMULATED_LANES_FAULT=barrier leaves out the barriers of a block.
+// A deliberate fault that tests must detect: EMULATED_LANES_FAULT=barrier omits the barriers of a block.
 inline bool fault_wanted(const char* name) {
   static const char* const wanted = std::getenv("EMULATED_LANES_FAULT");
   return wanted != nullptr && std::strcmp(wanted, name) == 0;
@@ -42,10 +43,10 @@ struct Barrier {
   unsigned arrived = 0, turn = 0;
   Collective kind = none;
 };
-struct Warp {  // what each lane brings, by turns, so that nobody overwrites what another still reads
+struct Warp {  // values of each lane, in alternating slots, so that none is overwritten before it is read
   Barrier barrier;
   uint32_t slot[2][32];
-  int8_t a[2][16][32], b[2][8][32];  // of an mma, laid out
+  int8_t a[2][16][32], b[2][8][32];  // operands of an mma
 };
 
 constexpr unsigned kMostThreads = 1024, kStackBytes = 64 << 10, kMostShared = 227 << 10, kCanaryBytes = 64;
@@ -67,7 +68,7 @@ struct Machine {
   Index3 block_index, grid;
 
   uint8_t* shared() { return reinterpret_cast<uint8_t*>(shared_store.get()); }
-  // The next thread that has not ended takes over; nobody left: back to whoever launched.
+  // Switch to the next unfinished thread, or return to the launch if there is none.
   void leave() {
     if (left == 0) _longjmp(outside, 1);
     do current = (current + stride) % threads;
@@ -103,7 +104,7 @@ struct Machine {
   }
 
  private:
-  static void loop();  // a fiber serves one thread after another and never returns
+  static void loop();  // a fiber runs one thread after another and never returns
   void begin(unsigned i) {
     Fiber& f = fiber[i];
     f.stack.reset(new char[kStackBytes]);
@@ -132,7 +133,7 @@ inline void Machine::loop() {
   }
 }
 
-// What cuLaunchKernel does, block after block. `seed` gives the order of the threads.
+// Run a launch like cuLaunchKernel, block after block. `seed` determines the order of the threads.
 template <class Kernel, class Arguments>
 inline void launch(uint64_t seed, Index3 grid, unsigned threads, size_t shared_bytes, Kernel kernel,
                    const Arguments& arguments) {
@@ -176,7 +177,7 @@ inline uint32_t reduce_all(uint32_t value, Join join) {
   for (int i = 1; i < 32; i++) all = join(all, slot[i]);
   return all;
 }
-// Lane (g, q) brings words of rows g and g + 8 and of column g, and takes columns 2q and 2q + 1 of both rows.
+// Lane (g, q) provides words of rows g and g + 8 and of column g, and receives columns 2q and 2q + 1 of both rows.
 template <int WORDS>
 inline void multiply(int (&c)[4], const uint32_t (&a)[2 * WORDS], const uint32_t (&b)[WORDS]) {
   Warp& w = my_warp();

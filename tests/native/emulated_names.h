@@ -1,4 +1,4 @@
-// CUDA's names, and those of native/cuda/lanes.h, over the machine of emulated_lanes.h.
+// CUDA's names, and those of native/cuda/lanes.h, implemented with the machine of emulated_lanes.h.
 #pragma once
 
 #include <cmath>
@@ -81,7 +81,7 @@ inline float round_even(float a) { return __builtin_rintf(a); }
 inline double round_even(double a) { return __builtin_rint(a); }
 inline float __double2float_rn(double a) { return float(a); }
 inline float __int2float_rn(int a) { return float(a); }
-inline int __float2int_rn(float a) {  // as cvt.rni.s32.f32: NaN gives 0, what is too large the nearest there is
+inline int __float2int_rn(float a) {  // like cvt.rni.s32.f32: 0 for NaN, and saturated if too large
   return a != a ? 0 : a >= 2147483648.0f ? INT32_MAX : a < -2147483648.0f ? INT32_MIN : int(__builtin_rintf(a));
 }
 inline uint32_t __float_as_uint(float a) {

@@ -1,9 +1,9 @@
-// The tile instructions that the AMX kernels use, in AVX-512: for tests, on machines whose processor has no tiles. As
-// strict as the hardware where that would fault, and stricter: what it refuses is said on stderr before it aborts.
+// The tile instructions of the AMX kernels, implemented with AVX-512, for tests on machines without tiles. Where the
+// hardware raises an exception, and in some further cases, the program aborts with a message on stderr.
 //
-// Included before native/kernels/amx/table.cpp (see amx_emulated.cpp), whose instructions it takes the names of. Shapes
-// are those of the configuration, rows and columns beyond them are zeroed as the manual says, and every instruction
-// is counted. Nothing is known here of what the kernels mean by it.
+// Included before native/kernels/amx/table.cpp (see amx_emulated.cpp), whose instructions it replaces. Shapes are those
+// of the configuration, rows and columns beyond them are zeroed as in the manual, and every instruction is counted.
+// This file does not depend on how the kernels use the instructions.
 #pragma once
 
 #include <immintrin.h>
@@ -25,7 +25,7 @@ inline constexpr int kTiles = 8, kMostRows = 16, kMostRowBytes = 64;
   std::abort();
 }
 
-// What ldtilecfg reads.
+// Operand of ldtilecfg.
 struct Config {
   uint8_t palette, start_row, reserved[14];
   uint16_t row_bytes[16];
@@ -35,7 +35,7 @@ static_assert(sizeof(Config) == 64);
 
 struct Tile {
   alignas(64) uint8_t bytes[kMostRows][kMostRowBytes];
-  int rows, row_bytes;  // both 0: not configured
+  int rows, row_bytes;  // both are 0 if not configured
 };
 
 struct Unit {
@@ -51,8 +51,8 @@ struct Unit {
 };
 inline thread_local Unit unit{};
 
-// A deliberate fault, by EMULATED_TILE_FAULT: tests must notice it. "short" takes one row less of every sum and A
-// operand, which the hardware would do without a word; "uneven" of the sums only, which it would refuse.
+// Deliberate faults that tests must detect, in EMULATED_TILE_FAULT. "short" omits a row of every sum and A operand,
+// which the hardware would accept silently; "uneven" omits it of the sums only, which the hardware would reject.
 inline int missing_rows(int tile) {
   static const char* const fault = std::getenv("EMULATED_TILE_FAULT");
   if (fault == nullptr) return 0;
@@ -128,14 +128,14 @@ inline Operands operands(int sum, int a, int b, const char* name) {
   return o;
 }
 
-// The bytes 0 and 2, or 1 and 3, of each dword as two words.
+// Return bytes 0 and 2, or 1 and 3, of each 32-bit word as two words.
 template <bool SIGNED, int ODD>
 inline __m512i words_of(__m512i bytes) {
   if (SIGNED) return _mm512_srai_epi16(ODD ? bytes : _mm512_slli_epi16(bytes, 8), 8);
   return ODD ? _mm512_srli_epi16(bytes, 8) : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
 }
 
-// sum[m][n] += a[m][4k + i] * b[k][4n + i], 32 bits that wrap. Columns beyond the shape are zero and stay so.
+// sum[m][n] += a[m][4k + i] * b[k][4n + i], with 32 bits that wrap around. Columns beyond the shape stay zero.
 template <bool A_SIGNED, bool B_SIGNED>
 inline void byte_product(int sum, int a, int b, const char* name) {
   const Operands o = operands(sum, a, b, name);
@@ -169,8 +169,8 @@ inline float bfloat16_at(const uint8_t* place) {
   return flushed(x);
 }
 
-// Even and odd products in two chains of fused multiply-adds, which are added to each other and then to the sum;
-// denormals are zero at every step, and rounding is to nearest even.
+// Even and odd products form two chains of fused multiply-adds, which are added to each other and then to the sum.
+// Denormals are flushed to zero in every step, and results are rounded to nearest even.
 inline void bfloat16_product(int sum, int a, int b) {
   const Operands o = operands(sum, a, b, "tdpbf16ps");
   for (int m = 0; m < o.sum.rows; m++)

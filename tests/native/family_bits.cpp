@@ -1,8 +1,10 @@
-// Compares every family that this CPU runs with the generic one, kernel by kernel and bit for bit, in arrays that end
-// at forbidden pages: every format, every half, every format of the cache, ordinary values and nasty ones.
+// Compare every kernel family that this CPU supports with the generic one, kernel by kernel and bit for bit, in arrays
+// that end at inaccessible pages. Covered are every block format, every float16 value, every cache format, and ordinary
+// and extreme values.
 //   family_bits SEED ROUNDS [FAULT]
-// The digest is of what the generic kernels gave: it is the same on every machine. FAULT (matmul, tiles, slabs, rows or
-// attention) turns over one bit of what such a kernel of the families under test gives: the comparison must notice.
+// The digest covers the results of the generic kernels, so it is the same on every machine. FAULT (matmul, tiles,
+// slabs, rows or attention) flips a bit in the result of such a kernel in the tested families; the comparison must
+// detect it.
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -19,8 +21,8 @@ using namespace qtensor;
 namespace {
 
 const KernelTable* generic;
-const KernelTable* real;  // the family under test
-KernelTable tested;       // the same, perhaps with a fault
+const KernelTable* real;  // the tested family
+KernelTable tested;       // the same, possibly with a fault
 uint64_t digest = 0xcbf29ce484222325, values = 0;
 
 void turn_over(float* y) {
@@ -73,7 +75,7 @@ void plant(const std::string& fault) {
     };
 }
 
-// ---- what is compared ----
+// ---- comparison ----
 
 void note(uint64_t bits) { digest = (digest ^ bits) * 0x100000001b3; }
 
@@ -86,7 +88,7 @@ void same(const std::string& what, const float* a, const float* expected, int64_
   for (int64_t i = 0; i < n; i++) {
     const bool nan = std::isnan(expected[i]);
     if (nan ? !std::isnan(a[i]) : std::memcmp(a + i, expected + i, 4) != 0) differs(what, i);
-    uint32_t bits = 0x7fc00000;  // processors differ in the NaN they make
+    uint32_t bits = 0x7fc00000;  // processors create different NaN
     if (!nan) std::memcpy(&bits, expected + i, 4);
     note(bits);
   }
@@ -109,7 +111,7 @@ void same(const std::string& what, const half* a, const half* expected, int64_t 
 
 // ---- inputs ----
 
-// Ordinary, of any size, signed zeros, any bits, halves that round to even, denormal.
+// Ordinary values, values of any magnitude, signed zeros, any bits, ties of float16 rounding, and denormals.
 void fill_nasty(Guarded<float>& x, Random& random) {
   const int kind = int(random.below(8));
   for (float& v : x) {
@@ -131,7 +133,7 @@ void fill_nasty(Guarded<float>& x, Random& random) {
   if (random.often(8)) x[random.below(x.size())] = random.often(50) ? NAN : -INFINITY;
 }
 
-// The largest sums there can be.
+// Set the values that give the largest sums.
 template <class Block>
 void saturate(Guarded<Block>& blocks, int sign) {
   for (Block& b : blocks) {
@@ -147,7 +149,7 @@ void saturate(Guarded<Block>& blocks, int sign) {
 
 // ---- cases ----
 
-// In some family.
+// Return whether any family has tiles for the format.
 bool has_tiles(Format f) {
   for (const Format some : {Format::Q2_K, Format::Q3_K, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::IQ4_XS})
     if (f == some) return true;
@@ -158,7 +160,7 @@ bool has_packing(Format f) {
   return with_packing(f, [](auto) { return true; }, [] { return false; });
 }
 
-// Quantized batch rows, now and then with the largest sums there can be.
+// Quantized batch rows, occasionally with the largest possible sums.
 struct Activations {
   Guarded<BlockQ8K> q;
   Guarded<BlockQ8x32> q32;
@@ -198,7 +200,7 @@ void rows_packed_case(Format f, const MatmulTask& task, const float* expected, c
   same_numbers(what + ", packed while multiplied", y.data(), expected, count);
 }
 
-// Sizes as they come, or those of tiles, in which a family without tiles takes the same products row by row.
+// Arbitrary sizes, or those of tiles, which a family without tiles multiplies row by row.
 void matmul_case(Format f, bool tiles, Random& random) {
   const int64_t m = tiles ? random.from(5, 40) : random.often(60) ? random.from(1, 4) : random.from(5, 20);
   const int64_t rows = tiles ? 16 * random.from(1, 3) : random.from(1, 21);
@@ -237,7 +239,7 @@ void matmul_case(Format f, bool tiles, Random& random) {
   same(what, out.data(), expected.data(), m * rows);
 }
 
-// A packed weight, alone or in turns with another: by the generic kernels as from rows, and by those for slabs.
+// A packed weight, alone or interleaved with another, with the generic kernels for rows and with those for slabs.
 void slab_case(Format f, Random& random) {
   const int64_t m = random.often(60) ? random.from(1, 5) : random.from(6, 40), rows = random.from(1, 150);
   const int64_t blocks = random.from(1, std::max<int64_t>(1, 1000 / (m * rows) + 1)), k = blocks * kSuperBlock;
@@ -330,7 +332,8 @@ void row_cases(Random& random) {
   }
 }
 
-// Any bytes as a cache of `tiles` tiles; its halves are tame unless it shall be wild, and its scales never negative.
+// Interpret random bytes as a cache with `tiles` tiles. float16 fields have no extreme values unless `wild`, and scales
+// are never negative.
 void fill_cache(Guarded<uint8_t>& data, CacheFormat format, int64_t dim, bool wild, Random& random) {
   const bool plain = format == CacheFormat::f16;
   const int64_t head = head_bytes(format, dim), halves_at = plain ? 0 : scales_at(format, dim);
@@ -381,7 +384,7 @@ void attention_case(CacheFormat format, Random& random) {
   same("attention, cache " + std::to_string(int(format)), out.data(), expected.data(), queries * dim);
 }
 
-// Every half as a float; every half's neighbors, and what lies half-way to the next one, as halves.
+// Convert every float16 value to float, and every value, its neighbors and the midpoint to the next one back.
 void every_half() {
   constexpr int64_t all = 65536;
   std::vector<half> halves(all), rounded(all), as_expected(all);

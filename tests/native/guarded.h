@@ -1,5 +1,5 @@
-// Arrays of exactly the size that is needed, before a page that may not be touched or between the red zones of a
-// sanitizer: whoever reads or writes one byte too far ends the program.
+// Exactly sized arrays before an inaccessible page, or between the red zones of a sanitizer, so that any access out of
+// bounds ends the program.
 #pragma once
 
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
-// Small, fast, the same everywhere (Vigna's splitmix64).
+// Small, fast and portable random generator (Vigna's splitmix64).
 struct Random {
   uint64_t state;
   uint64_t bits() {
@@ -29,8 +29,8 @@ struct Random {
 template <class T>
 class Guarded {
  public:
-  // On the heap, as the sanitizer lays it out, or flush with a forbidden page, which also stops code that sanitizers
-  // do not see into (masked loads, tiles). `alignment` must divide the array's size for the latter.
+  // Allocate on the heap, with the sanitizer's layout, or adjacent to an inaccessible page, which also detects accesses
+  // that sanitizers do not instrument (masked loads, tiles). For the latter, `alignment` must divide the array's size.
   Guarded(int64_t count, Random& random, size_t alignment = alignof(T)) : count_(count) {
     const size_t bytes = size_t(count) * sizeof(T);
     if (random.often(50) && bytes % alignment == 0) {

@@ -1,5 +1,6 @@
-// Runs one matrix product once, for an emulator that counts instructions: one_product FAMILY FORMAT K ROWS M. By tiles
-// where the family has them for so many batch rows, packing included. What a block costs is a difference of two K.
+// Run one matrix product, for an emulator that counts instructions: one_product FAMILY FORMAT K ROWS M. It uses tiles
+// if the family supports them for this number of batch rows, including packing. The cost of a block is the difference
+// between two values of K.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -11,7 +12,7 @@ using namespace qtensor;
 
 namespace {
 
-// Zeros, for an instruction is counted alike whatever it computes; nobody has to write them, whatever K is.
+// Zeros, because values do not affect the count of instructions; no initialization is needed, whatever K is.
 constexpr int64_t kMostBlocks = 4096, kMostBytes = 1 << 24;
 alignas(4096) uint8_t weight[kMostBytes + 65536], packed[kMostBytes], scratch[kMostBytes];
 BlockQ8K x[kMostBlocks];

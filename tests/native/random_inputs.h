@@ -1,4 +1,5 @@
-// What the programs of this folder feed to kernels: rows of every format, activations, weights of any bytes.
+// Inputs for the kernels in this folder's programs: rows of every format, activations, and weights with arbitrary
+// bytes.
 #pragma once
 
 #include <cmath>
@@ -36,7 +37,8 @@ inline void fill(Guarded<float>& x, Random& random) {
   if (special && x.size() > 0) x[random.below(x.size())] = random.often(50) ? NAN : INFINITY;
 }
 
-// Any bytes, but float16 fields without exponents beyond the ordinary: what a reader lets through. Wild: those as well.
+// Random bytes with float16 fields as a file reader accepts them, without extreme exponents; with `wild`, these as
+// well.
 inline void fill(Guarded<uint8_t>& data, Format f, Random& random, bool wild = false) {
   for (uint8_t& byte : data) byte = uint8_t(random.bits());
   if (wild) return;

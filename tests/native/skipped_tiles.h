@@ -1,5 +1,5 @@
-// Tile instructions that do nothing: what is left of the AMX kernels is what they cost beside the tiles, which any
-// machine with AVX-512 can time (tile_costs.cpp). The results are worth nothing.
+// Tile instructions that do nothing, for measuring the other costs of the AMX kernels on any machine with AVX-512
+// (tile_costs.cpp). Results are meaningless.
 #pragma once
 
 #include <immintrin.h>

@@ -1,14 +1,14 @@
-// A GPU driver for tests: the functions that native/cuda/driver_api.h asks of libcuda.so.1, over the host's memory and
-// the machine of emulated_lanes.h. So the loader, the device and everything above it run where there is no GPU, and the
-// kernels give what they would give there.
+// A GPU driver for tests: the functions of libcuda.so.1 that native/cuda/driver_api.h uses, with host memory and the
+// machine of emulated_lanes.h. So the loader, the device and all code above run without a GPU, with the kernels' real
+// results.
 //
-// Tests ask for its faults by stub_set, or by the environment before it is loaded: STUB_DRIVER="devices=0
+// Tests configure faults with stub_set, or before loading with the environment variable STUB_DRIVER="devices=0
 // version=11040".
-//   devices, version, architecture, memory     what it says it has
-//   fail_at, fail_with                         which call from now on fails, by number from 1, and with which result
-// A failure other than 2 (out of memory) is for ever, as on a device that is lost. stub_live counts what was made and
-// not given back. Stricter than a driver: addresses outside of living memory, or kernels of a stream that is captured
-// mixed with copies, end the program with a word.
+//   devices, version, architecture, memory     reported properties
+//   fail_at, fail_with                         number of the next call that fails (from 1), and its result
+// A failure other than 2 (out of memory) is permanent, as on a lost device. stub_live counts objects that were created
+// and not destroyed. The stub is stricter than a driver: it aborts with a message for addresses outside of allocated
+// memory, and for copies between the kernels of a captured stream.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -57,19 +57,19 @@ struct Driver {
   std::recursive_mutex mutex;
   long long calls = 0;
   int lost = kOk;
-  std::map<Address, size_t> memory;  // where it begins, how long it is
+  std::map<Address, size_t> memory;  // begin and size
   long long used = 0;
   std::set<Handle> live;                           // contexts, streams, modules, graphs
-  std::map<int, std::pair<Handle, int>> contexts;  // of each device, and for how many
+  std::map<int, std::pair<Handle, int>> contexts;  // of each device, with a reference count
   Graph* capture = nullptr;
   uint64_t launches = 0, graph_launches = 0;
 };
 Driver& driver() {
-  static Driver* const made = new Driver;  // outlives whoever still gives something back at the end
+  static Driver* const made = new Driver;  // never destroyed, because objects may be freed at exit
   return *made;
 }
 
-// What a call does first: counts, and fails where a test wants it to. Giving back is done all the same.
+// Called first by every function: counts the call, and returns the configured failure. Objects are freed in any case.
 struct Call {
   std::lock_guard<std::recursive_mutex> lock;
   int result;

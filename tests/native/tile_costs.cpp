@@ -1,6 +1,7 @@
-// What the AMX kernels ask of tiles and of vectors, and what the other scheme of bfloat16_matmul.h does, on one thread:
-// tile instructions counted by the emulation, all else timed with the tiles left out, AVX-512 for comparison, and the
-// real thing where the processor has it. Prints a table; docs/kernels/tile_costs.py builds and runs it.
+// Measure the cost of tiles and of vector instructions in the AMX kernels and in the method of bfloat16_matmul.h, on
+// one thread. The emulation counts tile instructions; all other costs are measured without tile instructions. For
+// comparison, AVX-512 is measured, and real tiles if the processor has them. Prints a table; docs/kernels/tile_costs.py
+// builds and runs this program.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -22,16 +23,16 @@ using namespace qtensor;
 
 namespace {
 
-// Cycles by performance.md 4.1: a product takes 16, a load from the first cache 8; a store one for each row.
+// Cycles according to performance.md 4.1: 16 for a product, 8 for a load from L1, and one per row for a store.
 constexpr double kProductCycles = 16, kLoadCycles = 8, kStoreCycles = 16;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// The clock under wide vectors, which may be a lower one: additions that wait for one another take a cycle each.
+// Measure the clock rate with wide vectors, which may be lower: dependent additions take a cycle each.
 double clock_ghz() {
   double best = 0;
-  for (int i = 0; i < 2000; i++) {  // short, so that some are not interrupted
+  for (int i = 0; i < 2000; i++) {  // short, so that some runs are not interrupted
     constexpr int64_t kRounds = 20'000;
     const auto start = Clock::now();
     for (int64_t j = 0; j < kRounds; j++)
@@ -56,15 +57,15 @@ double least_seconds(const std::function<void()>& call) {
   return best;
 }
 
-// One variant: a family, and the other scheme with the same kind of tiles (null: it has none).
+// A kernel family, and the bfloat16 method with the same kind of tiles (null if there is none).
 struct Variant {
   const KernelTable& table;
   const Bfloat16Matmul* bfloat16;
 };
 struct Case {
   std::string name;
-  double units;       // what the figures are per
-  double operations;  // per unit, a multiply-add counted as two
+  double units;       // number of units that figures refer to
+  double operations;  // per unit; a multiply-add counts as two
   std::function<void(const Variant&)> prepare, run;
 };
 
@@ -76,7 +77,7 @@ struct Memory {
   }
 };
 
-// Pieces of 128 rows over 1,024 x 2,048 weights, which the second cache holds; per 16 rows and block of 256.
+// Parts of 128 rows of 1,024 x 2,048 weights, which fit in L2; per 16 rows and block of 256.
 Case product(const char* name, Format format, int64_t m, bool other_scheme = false) {
   constexpr int64_t kRows = 1024, kBlocks = 8;
   const int64_t bytes = format == Format::Q4_K ? sizeof(BlockQ4_K) : sizeof(BlockQ6_K), row_bytes = kBlocks * bytes;
@@ -137,8 +138,8 @@ Case product(const char* name, Format format, int64_t m, bool other_scheme = fal
           }};
 }
 
-// The rows of a prompt that are taken together at a depth of 4,096, four query heads, one KV head of 128; per query and
-// tile of 128 positions.
+// Rows of a prompt that are processed together at a depth of 4,096, with four query heads and a KV head of 128; per
+// query and tile of 128 positions.
 Case attention(CacheFormat format, const char* name, int64_t rows) {
   constexpr int64_t kDim = 128, kTiles = 32, kShared = 4;
   const int64_t queries = rows * kShared, bytes = head_bytes(format, kDim);

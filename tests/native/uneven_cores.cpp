@@ -1,8 +1,9 @@
-// The thread pool with workers that differ, played by tasks that sleep: what each takes, and that all is done once.
+// The thread pool with workers of different speed, simulated by sleeping tasks: how work is shared, and that each item
+// is computed once.
 //
 //     uneven_cores
 //
-// Nothing here looks at a clock. Any number of workers fits any machine, since sleeping takes no core.
+// The tests do not measure time. Any number of workers can run on any machine, because sleeping uses no core.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -26,7 +27,7 @@ void require(bool holds, const char* what, int64_t found) {
 
 void sleep_us(int64_t us) { std::this_thread::sleep_for(std::chrono::microseconds(us)); }
 
-// Items of each worker in so many runs; every index must be computed once in each.
+// Return the number of items that each worker computed in `runs` runs; every index must be computed once per run.
 std::vector<int64_t> shares(ThreadPool& pool, int runs, int64_t tasks, const std::function<void(int)>& item) {
   const std::vector<int64_t> before = pool.shares();
   std::vector<std::atomic<int>> done(static_cast<size_t>(tasks));
@@ -54,7 +55,8 @@ void any_number_of_threads() {
   }
 }
 
-// A worker at a fortieth of the others' pace, as a core of another kind: it takes a fortieth, or leaves it.
+// A worker with a fortieth of the others' speed, like a different kind of core: it takes a fortieth of the work or
+// less.
 void a_slow_core() {
   ThreadPool pool(4);
   const auto item = [](int worker) { sleep_us(worker == 2 ? 8000 : 200); };
@@ -64,7 +66,7 @@ void a_slow_core() {
   require(later[0] + later[1] + later[3] >= 60 * 26, "the others take the rest", later[0] + later[1] + later[3]);
 }
 
-// One whose item takes longer than all of the rest does: it is left alone, and tried again when it is itself again.
+// A worker whose item takes longer than all others together: it gets no work, and is tried again after it recovers.
 void a_core_that_only_holds_up() {
   ThreadPool pool(4);
   const auto item = [](int worker) { sleep_us(worker == 1 ? 30000 : 100); };
@@ -76,7 +78,7 @@ void a_core_that_only_holds_up() {
   require(again > 0, "and asked again", again);
 }
 
-// One that is as fast as the others but stands still now and then, as under a quota of processor time.
+// A worker as fast as the others that occasionally pauses, like a thread with a CPU quota.
 void a_throttled_core() {
   ThreadPool pool(4);
   std::atomic<int64_t> items{0}, stops{0};
@@ -89,7 +91,7 @@ void a_throttled_core() {
   require(stops.load() <= 20, "it is left out after it stood still", stops.load());
 }
 
-// The caller itself on the slow core: nothing is left undone.
+// The calling thread is on the slow core: all work is still done.
 void a_slow_caller() {
   ThreadPool pool(3);
   const auto taken = shares(pool, 60, 24, [](int worker) { sleep_us(worker == 0 ? 3000 : 100); });

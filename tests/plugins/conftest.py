@@ -1,4 +1,4 @@
-"""Plugins in processes of their own."""
+"""Fixtures that run plugins in separate processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notso.plugins.process import START_SECONDS, PluginProcess
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], PluginProcess]]:
-    """Start a plugin of the tests and wait until it is on or off."""
+    """Start a test plugin, and wait until it is on or off."""
     install(tmp_path, monkeypatch)
     processes = []
 

@@ -1,4 +1,4 @@
-"""A plugin of honest mistakes, and one that writes to the server's socket itself."""
+"""A plugin with unintentional errors, and one that writes to the server's socket directly."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""A plugin that does not even load."""
+"""A plugin whose import raises an error."""
 
 raise RuntimeError("no import for you")

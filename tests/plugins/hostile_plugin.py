@@ -1,4 +1,4 @@
-"""Plugins that mean harm, and one that does not, installed by `installed_plugins.install`."""
+"""Malicious plugins, and a well-behaved one, installed by `installed_plugins.install`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from notso.plugins import (
     Tool,
 )
 
-SHORT = 0.3  # seconds until a call counts as hanging: nothing else waits for it here
+SHORT = 0.3  # seconds until a call counts as hanging; short, because tests wait for it
 ANY = {"type": "object", "properties": {"text": {"type": "string"}}}
 
 
@@ -75,7 +75,7 @@ def ban(token: int) -> Any:
 
 
 def only_by_length(tokens: Any, logits: Any) -> Any:
-    """The one token whose id is how many tokens there were: each row is seen once, in order."""
+    """Allow only the token whose id is the number of tokens, to check that each row is processed once and in order."""
     left = logits.copy()
     left[:] = -float("inf")
     left[1000 + len(tokens) % 500] = 0.0

@@ -1,4 +1,4 @@
-"""Plugins of the tests as if they were installed: a folder with modules and what a distribution says of them."""
+"""Make test plugins appear installed: a folder with modules and the metadata of a distribution."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, names: dict[str, str] = NAMES, modules: Path = HERE) -> None:
-    """Make them known to this process, and to those it starts."""
+    """Make the plugins known to this process and to processes that it starts."""
     metadata = folder / "installed" / "hostile_plugins-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-plugins\nVersion: 1.0\n")
@@ -36,7 +36,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, names: dict[str, str]
 
 @contextmanager
 def running(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[Plugins]:
-    """Those of these names, each on or off already."""
+    """Start the plugins with these names, and wait until each is on or off."""
     install(folder, monkeypatch)
     plugins = Plugins(names)
     plugins.start()

@@ -1,4 +1,4 @@
-"""Counting what a JSON text is made of, before anything is made of it."""
+"""Depth, objects and values of a JSON text are counted before it is parsed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUES = st.recursive(
 
 
 def counted(value: Any) -> tuple[int, int, int]:
-    """Levels, objects, and values as the bytes show them: commas and opening brackets."""
+    """Return depth, objects, and values as counted in the bytes: commas and opening brackets."""
     if not isinstance(value, dict | list):
         return 0, 0, 0
     inner = [counted(each) for each in (value.values() if isinstance(value, dict) else value)]
@@ -46,7 +46,7 @@ def test_each_limit_is_exact_wherever_the_windows_end(value: Any, ascii_only: bo
     depth, objects, values = counted(value)
     before, json_shape.WINDOW_BYTES = json_shape.WINDOW_BYTES, window
     try:
-        strings = body.count(b'"')  # as many at the most
+        strings = body.count(b'"')  # an upper limit
         assert fits(body, JsonLimits(depth, objects, max(values, strings)))
         if depth:
             assert not fits(body, JsonLimits(depth - 1, objects, max(values, strings)))

@@ -1,4 +1,4 @@
-"""`notso plugin new` writes a project whose own test passes, and which a server can switch on."""
+"""`notso plugin new` creates a project whose own tests pass, and which a server can load."""
 
 from __future__ import annotations
 

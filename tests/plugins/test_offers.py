@@ -1,4 +1,4 @@
-"""What a plugin gives and answers is checked where it is read: a wrong entry costs itself only."""
+"""A plugin's declarations and answers are validated when they are read: an invalid entry affects only itself."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_forged_packet_ends_the_plugin_and_no_call_waits_for_ever(started: Sta
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """More open descriptors than `select` can name."""
+    """Open more descriptors than `select` supports."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 1_300:
         pytest.skip(f"a process may have {hard} descriptors here")

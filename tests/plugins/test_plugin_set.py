@@ -1,4 +1,4 @@
-"""Which plugins there are, and what they give together."""
+"""The set of installed plugins, and what they provide together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plugin in its process: what it gives arrives, and what it does wrong ends it, by name, and nothing else."""
+"""A plugin in a separate process: its results arrive, and its errors switch off only this plugin, with its name."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_what_it_prints_is_told_and_harms_nothing(started: Started, caplog: pyte
     caplog.set_level(logging.WARNING, "notso.plugins")
     process = started("prints")
     assert tool(process, "prints") == "printed"
-    for _ in range(20):  # the lines travel beside the answer
+    for _ in range(20):  # the lines arrive independently of the answer
         assert tool(process, "prints") == "printed"
     process.close()
     said = caplog.text
@@ -200,13 +200,13 @@ def test_a_row_that_fails_switches_it_off(started: Started, monkeypatch: pytest.
 def test_rows_that_take_most_of_the_time_switch_it_off(started: Started) -> None:
     process = started("rows")
     process._counted = 0.0
-    process._count_wait("logits processor slow", 0.0, 4.0)  # of four seconds four
+    process._count_wait("logits processor slow", 0.0, 4.0)  # the calls took all of four seconds
     assert process.state == "on"
-    process._count_wait("logits processor slow", 104.0, 107.0)  # rest pays off what was taken
+    process._count_wait("logits processor slow", 104.0, 107.0)  # idle time compensates for earlier calls
     assert process.state == "on"
     for began in range(107, 112):
         process._count_wait("logits processor slow", float(began), began + 1.0)
-    assert process.state == "on"  # a fifth of the time was left over
+    assert process.state == "on"  # a fifth of the time was idle
     for began in range(112, 140):
         process._count_wait("logits processor slow", float(began), began + 1.0)
     assert (process.state, process.failure) == ("off", "logits processor slow delays all responses")
@@ -254,7 +254,7 @@ def test_a_start_without_resources_leaves_it_off_and_nothing_open(
         process.ready.wait(0.0 if where != "selectors.DefaultSelector" else 30.0)
     assert process.state == "off" and process.failure.startswith("it could not be started: ")
     assert process.failure.endswith(reason)
-    if where != "selectors.DefaultSelector":  # its thread may still be closing
+    if where != "selectors.DefaultSelector":  # the thread may still be closing descriptors
         assert open_descriptors() == before
     process.start()
     process.ready.wait(START_SECONDS)

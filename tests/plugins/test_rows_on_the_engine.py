@@ -1,4 +1,4 @@
-"""Logits processors of plugins on the real engine: their own answers change, nobody else's, and a stuck one is left."""
+"""Plugins' logits processors on the real engine affect only their own responses, and one that hangs is switched off."""
 
 from __future__ import annotations
 

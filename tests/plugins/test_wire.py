@@ -1,4 +1,4 @@
-"""Packets between server and plugin."""
+"""Packets between the server and a plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of this floor share: every kernel family of this CPU by force, and weights of every kind."""
+"""Fixtures for tests of this layer: every kernel family of this CPU, and weights of every kind."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MakeWeight = Callable[..., QTensor]
 
 @pytest.fixture(scope="session")
 def bits_equal() -> Callable[[npt.NDArray[Any], npt.NDArray[Any]], bool]:
-    """The comparison that kernels must stand: bits, but NaN for NaN."""
+    """Return a comparison by bits in which all NaN are equal."""
     return same_bits
 
 
 @pytest.fixture(autouse=True)
 def backend_restored() -> Iterator[None]:
-    """Whatever a test forces, the next one finds the kernels and threads of before."""
+    """Restore the kernels and threads after a test."""
     family, threads = kernel_choice.kernels(), kernel_choice.threads()
     yield
     kernel_choice.use_kernels(family)
@@ -37,7 +37,7 @@ def backend_restored() -> Iterator[None]:
 
 @pytest.fixture
 def every_family() -> EveryFamily:
-    """Call it with a computation: runs it with the generic kernels, then with all others, whose bits must be equal."""
+    """Return a function that runs a computation with every kernel family and asserts that the bits are equal."""
 
     def run(compute: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
         kernel_choice.use_kernels("generic")
@@ -57,22 +57,23 @@ def every_family() -> EveryFamily:
 
 
 def _halves(rng: np.random.Generator, count: int, kind: str) -> npt.NDArray[np.uint8]:
-    """Bytes of `count` finite float16 numbers (or of any, where kind is "nonfinite")."""
+    """Return bytes of `count` random float16 values, which are finite unless kind is "nonfinite"."""
     bits = rng.integers(0, 1 << 16, count, dtype=np.uint16)
     if kind == "nonfinite":
-        bits[rng.random(count) < 0.5] |= 0x7C00  # infinities and NaNs
+        bits[rng.random(count) < 0.5] |= 0x7C00  # infinities and NaN
     else:
         exponent = bits >> 10 & 31
-        bits[exponent == 31] &= 0x83FF  # what would be an infinity or a NaN becomes a subnormal
+        bits[exponent == 31] &= 0x83FF  # turn infinities and NaN into subnormals
     return bits.astype("<u2")[:, None].view(np.uint8)
 
 
 @pytest.fixture(scope="session")
 def make_weight() -> MakeWeight:
-    """make_weight(format, rows, cols, rng, kind="plain", offset=0) -> QTensor whose bytes begin `offset` after a word.
+    """Return make_weight(format, rows, cols, rng, kind="plain", offset=0), which creates a QTensor. `offset` is the
+    distance of its bytes from an aligned address.
 
-    Kinds: plain (as trained weights are), wild (every byte random, every float16 finite: all signs, subnormals and
-    65504), ones (every byte 0xff but the float16 fields), zero, nonfinite.
+    Kinds: plain (like trained weights), wild (random bytes with finite float16 fields: all signs, subnormals and
+    65504), ones (all bytes 0xff except the float16 fields), zero, nonfinite.
     """
 
     def make(
@@ -88,7 +89,7 @@ def make_weight() -> MakeWeight:
             blocks = rng.integers(0, 256, (count, format.block_bytes), dtype=np.uint8)
             if fill is not None:
                 blocks[:] = fill
-            if format.name == "MXFP4":  # its scale is an exponent: let no sum of products be infinite
+            if format.name == "MXFP4":  # limit its exponents, so that sums of products are finite
                 blocks[:, 0] = np.minimum(blocks[:, 0], 200)
             if kind != "zero" and format in HALVES:
                 halves = [_halves(rng, count, kind).view("<f2")[:, 0] for _ in HALVES[format]]

@@ -1,4 +1,4 @@
-"""A mapped file that is cut short: the process says why it ends."""
+"""If a memory-mapped file is truncated, the process ends with a message about the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ceilings that kernels are judged by: everything is read, all products are made, and nothing is left out."""
+"""The measured upper limits for kernels are valid: all bytes are read, and all products are computed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_at_least_so_many_products_are_made(family: str) -> None:
     before = kernel_choice.kernels()
     kernel_choice.use_kernels(family)
     try:
-        least = native.multiply_bytes(1)  # one round of every thread
+        least = native.multiply_bytes(1)  # one round by every thread
         assert 10_000_000 <= native.multiply_bytes(10_000_000) < 10_000_000 + least
         assert ceilings.byte_products(10_000_000) > 1e6
     finally:
@@ -49,11 +49,11 @@ def test_at_least_so_many_products_are_made(family: str) -> None:
 
 
 def test_a_better_family_multiplies_faster() -> None:
-    """Else the loop is not what it says it is."""
+    """Otherwise, the loop would not measure the families' instructions."""
     before = kernel_choice.kernels()
     families = [name for name in kernel_choice.available_kernels() if name in ("avx2", "avxvnni", "avx512", "amx")]
     best = dict.fromkeys(families, 0.0)
-    for _ in range(30):  # until nothing else held up the better one
+    for _ in range(30):  # repeated until other load does not affect the better family
         for family in families:
             kernel_choice.use_kernels(family)
             best[family] = max(best[family], *(ceilings.byte_products(1 << 28) for _ in range(3)))
@@ -69,7 +69,7 @@ def test_no_kernel_exceeds_it() -> None:
     weight = QTensor("w", Q4_K, (rows, width), blocks)
     x, out = np.random.default_rng(2).standard_normal((columns, width), np.float32), ops.empty(columns, rows)
     fastest = ceiling = 0.0
-    for _ in range(20):  # until nothing else held up the loop
+    for _ in range(20):  # repeated until other load does not affect the loop
         started = time.perf_counter()
         ops.matmul(x, weight, out)
         fastest = max(fastest, rows * width * columns / (time.perf_counter() - started))

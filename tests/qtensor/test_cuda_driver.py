@@ -1,4 +1,4 @@
-"""What a driver may do to us, by the stub: each fault is an error of ours, and nothing is left on the device."""
+"""Every error of the CUDA driver, simulated by a stub, raises our error and leaves nothing allocated on the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RNG = np.random.default_rng(3)
 WEIGHT = QTensor.quantize(RNG.standard_normal((32, 256), np.float32), Q4_K, "w")
 X = RNG.standard_normal((3, 256), np.float32)
 
-pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+pytestmark = pytest.mark.timeout(900)  # the first test builds the stub
 
 
 def refused(number: int = 0, **settings: int) -> str:
@@ -46,7 +46,7 @@ def test_what_cannot_be_used_is_refused_with_its_reason() -> None:
 
 
 def some_work() -> tuple[np.ndarray, np.ndarray]:
-    """A product run at once, and one captured and replayed."""
+    """Return the results of a product that runs immediately, and of one that is recorded and replayed."""
     gpu = CUDA()
     weight, x, norm = gpu.weight(WEIGHT), gpu.upload(X), gpu.upload(np.ones(256, np.float32))
     (pool,) = gpu.key_value_pools(1, 2, 1, 16, "k8v8")
@@ -66,7 +66,7 @@ def test_a_failure_at_every_call_is_typed_and_leaves_nothing(result: int, wanted
     with installed():
         right = some_work()
         gc.collect()
-        gc.freeze()  # what is looked for is made from here on
+        gc.freeze()  # exclude older objects, so that the collections below are fast
         count = calls() - before
         assert left() == 0 and count > 40
         kinds = set()
@@ -78,7 +78,7 @@ def test_a_failure_at_every_call_is_typed_and_leaves_nothing(result: int, wanted
                 kinds.add(type(error))
                 assert "\n" not in str(error)
                 error.__traceback__ = None
-            assert left() == 0, f"call {number} leaves something behind"
+            assert left() == 0, f"call {number} leaves allocations behind"
             set_up(fail_at=0)
         gc.unfreeze()
         assert wanted in kinds and kinds <= {wanted, DeviceError}

@@ -1,4 +1,4 @@
-"""Which recorded launches around attention become one, and that the others stay as they are."""
+"""Recorded launches around attention that are fused into one, and others that stay separate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLACES = 10, 11, 12, 0, ROWS, 2
 
 
 class Device:
-    """Notes what it is asked for."""
+    """Device that records the launches it receives."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, tuple[Any, ...]]] = []

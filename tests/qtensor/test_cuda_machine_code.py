@@ -1,6 +1,6 @@
-"""Machine code of the CUDA kernels for every architecture we mean: no spills, registers within bounds, no shortcuts.
+"""Machine code of the CUDA kernels for all supported architectures: no spills, limited registers, no contraction.
 
-Needs nvcc, which only makes the code; no GPU is asked for, and nothing is run.
+Requires nvcc. It only compiles; no GPU is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FLAGS = ("-cubin", "-O3", "-fmad=false", "-std=c++20", "--expt-relaxed-constexpr
 KERNELS_SOURCE = NATIVE / "cuda" / "kernels.cu"
 KERNELS = 54
 
-# Eight thread blocks to a multiprocessor, whatever a kernel can bear.
+# Require eight thread blocks per multiprocessor for every kernel, which causes spills.
 TOO_MANY_BLOCKS = """
 #include "cuda/lanes.h"
 #undef LANES_KERNEL
@@ -28,8 +28,9 @@ TOO_MANY_BLOCKS = """
 #include "cuda/kernels.cu"
 """
 
-# Registers of a thread, by how a kernel's name begins. A multiprocessor has 65,536: the products by tensor cores hold
-# the next block of weights while they work on this one, and of the rest eight warps of four must fit at least.
+# Maximum registers of a thread, by prefix of the kernel's name. A multiprocessor has 65,536 registers. Products on
+# tensor cores keep the next block of weights in registers while they process the current one. Of other kernels, at
+# least 16 warps must fit.
 BOUNDS = {"small_m_": 224, "large_m_": 184, "one_row_": 184, "store_": 168, "": 128}
 
 pytestmark = [
@@ -41,15 +42,15 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Use:
-    """What the compiler says that a kernel takes."""
+    """The compiler's report about a kernel's resources."""
 
     registers: int
     spilled: int
-    """Bytes stored to memory for want of registers, and loaded again."""
+    """Bytes stored to and loaded from memory because registers were insufficient."""
 
 
 def compiled(architecture: int, cubin: Path, *more: str, source: Path = KERNELS_SOURCE) -> dict[str, Use]:
-    """Machine code of every kernel, and what each uses."""
+    """Compile all kernels to machine code, and return the resources that each uses."""
     command = ["nvcc", *FLAGS, *more, f"-arch=sm_{architecture}", str(source), "-o", str(cubin)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-4000:]
@@ -68,7 +69,7 @@ def complaints(uses: dict[str, Use]) -> list[str]:
 
 
 def instructions(cubin: Path) -> dict[str, bytes]:
-    """Each kernel's section of an ELF file; others hold the compiler's options, which differ."""
+    """Return each kernel's section of an ELF file; other sections contain the compiler's options, which differ."""
     data = cubin.read_bytes()
     (table,), (size, count, names) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<HHH", data, 58)
     headers = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
@@ -85,7 +86,7 @@ def test_nothing_spills_and_registers_suffice(architecture: int, tmp_path: Path)
 
 
 def test_a_planted_spill_is_noticed(tmp_path: Path) -> None:
-    """Else the test above proves nothing."""
+    """Without this check, the test above could pass without detecting anything."""
     source = tmp_path / "crowded.cu"
     source.write_text(TOO_MANY_BLOCKS)
     said = complaints(compiled(90, tmp_path / "kernels.cubin", source=source))
@@ -93,7 +94,7 @@ def test_a_planted_spill_is_noticed(tmp_path: Path) -> None:
 
 
 def test_no_step_depends_on_the_compiler_not_contracting(tmp_path: Path) -> None:
-    """Every float step is an intrinsic, so contraction allowed gives the same code, byte for byte."""
+    """Every float operation is an intrinsic, so that allowing contraction gives the same code, byte for byte."""
     compiled(90, tmp_path / "apart.cubin")
     compiled(90, tmp_path / "contracted.cubin", "-fmad=true")
     code = instructions(tmp_path / "apart.cubin")

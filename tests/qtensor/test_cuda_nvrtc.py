@@ -1,6 +1,6 @@
-"""The CUDA kernels by the driver's own compiler library, for who has no toolkit: `pip install nvidia-cuda-nvrtc`.
+"""Compile the CUDA kernels with NVRTC, which needs no CUDA toolkit: `pip install nvidia-cuda-nvrtc`.
 
-The source is the same; of the standard library it needs two headers of names. Nothing is run.
+The source is the same, with stubs of the standard library's headers. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADERS = {
 
 
 def library() -> Path | None:
-    """Where the package has it, if it is installed."""
+    """Return the path of the package's library, if it is installed."""
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def nvrtc() -> Iterator[ctypes.CDLL]:
 
 
 def compiled(nvrtc: ctypes.CDLL, architecture: int) -> dict[str, Use]:
-    """What each kernel uses, by what the compiler says."""
+    """Return the resources of each kernel, as reported by the compiler."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     array = ctypes.c_char_p * len(HEADERS)
     names, texts = array(*map(str.encode, HEADERS)), array(*map(str.encode, HEADERS.values()))

@@ -1,4 +1,4 @@
-"""Decoding on the GPU: products of one row, which are joined with what surrounds them, have the CPU's bits."""
+"""Products of one row (decoding) on the GPU, fused with neighboring operations, give the CPU's bits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from notso.qtensor import CPU, FORMATS_BY_NAME, Backend, RMSNorm
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
 
-pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+pytestmark = pytest.mark.timeout(900)  # the first test builds the stub
 
 BLOCKS_OF_256, BLOCKS_OF_32 = ("Q4_K", "Q5_K", "Q6_K", "Q2_K", "IQ3_XXS"), ("Q8_0", "Q4_0", "Q4_1", "Q5_1")
-ROWS = 50, 17, 16  # some of the last sixteen are missing, all are there
+ROWS = 50, 17, 16  # the last tile of sixteen rows is partial or complete
 FAULTS = {"ordinary": 1.0, "not a number": np.nan, "infinite": np.inf, "zero": 0.0}
 
 

@@ -1,4 +1,4 @@
-"""Operations on rows that a model on the GPU may be given and the engine does not ask for yet, over the stub driver."""
+"""GPU operations on rows that the engine does not use yet, with the stub driver."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from notso.qtensor.backends.cpu import ops
 from notso.qtensor.backends.cuda.arrays import DeviceArray
 from notso.qtensor.reference import ops as reference
 
-pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+pytestmark = pytest.mark.timeout(900)  # the first test builds the stub
 
 RNG = np.random.default_rng(6)
 WIDTHS = (1, 31, 32, 33, 255, 256, 257, 1000, 4099)
 
 
 def rows_of(width: int) -> np.ndarray:
-    """Ordinary numbers, ties at both ends, zeros of both signs, infinities, and NaN at the front and within."""
+    """Return ordinary values, ties at both ends, zeros of both signs, infinities, and NaN in several places."""
     x = RNG.standard_normal((8, width)).astype(np.float32)
     x[1, [0, -1]] = 9
     x[2] = 0

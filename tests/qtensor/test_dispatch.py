@@ -1,4 +1,4 @@
-"""Which kernels run: best first, forced by name, refused where the CPU lacks them; and what their objects contain."""
+"""Choice of kernels: the best family by default, a named one, errors on CPUs without it; and their object files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notso.qtensor.errors import KernelChoiceError
 
 ROOT = Path(__file__).parents[2]
 
-# Families in the order of preference, and the name under which cpu_features lists what each needs.
+# Families in order of preference, and the name of each one's requirement in cpu_features.
 NEEDS = {
     "amx": "amx_int8",
     "avx512": "avx512_vnni",
@@ -39,7 +39,7 @@ def test_available_are_those_the_cpu_has_best_first() -> None:
     assert known == [name for name in (*NEEDS, "generic") if name in known]
     expected = [name for name in known if name == "generic" or NEEDS[name] in features]
     if "amx" in expected and "amx" not in kernel_choice.available_kernels():
-        expected.remove("amx")  # the system may refuse the tiles' state although the CPU has them
+        expected.remove("amx")  # the system may deny the tile state although the CPU supports it
     assert kernel_choice.available_kernels() == expected
 
 
@@ -113,13 +113,13 @@ def test_a_fresh_process_takes_the_best() -> None:
 def test_a_family_this_cpu_lacks_is_refused() -> None:
     lacking = [name for name in _native.known_kernels() if name not in kernel_choice.available_kernels()]
     if not lacking:
-        pytest.skip(f"this CPU runs every family there is: {', '.join(_native.known_kernels())}")
+        pytest.skip(f"this CPU supports every family: {', '.join(_native.known_kernels())}")
     for name in lacking:
         with pytest.raises(KernelChoiceError, match="cannot run"):
             kernel_choice.use_kernels(name)
 
 
-# ---- what the compiler made of them ----
+# ---- object files ----
 
 
 def objects(family: str) -> list[Path]:
@@ -137,7 +137,7 @@ def output_of(tool: str, *arguments: str) -> str:
 
 @pytest.mark.parametrize("family", _native.known_kernels())
 def test_kernel_objects_share_nothing(family: str) -> None:
-    """A weak symbol of one instruction set could replace the generic copy at link time (performance 6.3)."""
+    """A weak symbol compiled for one instruction set could replace the generic copy at link time (performance 6.3)."""
     for path in objects(family):
         defined = [line.split() for line in output_of("nm", "--defined-only", str(path)).splitlines() if line.strip()]
         weak = [words for words in defined if len(words) == 3 and words[1] in "VWuvw"]
@@ -146,7 +146,7 @@ def test_kernel_objects_share_nothing(family: str) -> None:
         assert len(visible) == 1 and "Kernels" in visible[0], f"{path.name} shows {visible}, not its table alone"
 
 
-# Registers and instructions that a family may not contain, because its CPUs may not have them.
+# Registers and instructions that a family must not contain, because its CPUs may lack them.
 TABOO = {"generic": "ymm|zmm|tmm", "avx2": "zmm|tmm|k[1-7]}", "avxvnni": "zmm|tmm|k[1-7]}", "avx512": "tmm"}
 
 
@@ -166,7 +166,7 @@ def test_kernel_objects_keep_to_their_instructions(family: str) -> None:
 
 @pytest.mark.parametrize(("family", "are_there"), [("avx2", False), ("avxvnni", True)])
 def test_vnni_products_are_where_they_belong(family: str, are_there: bool) -> None:
-    """AVX-VNNI and AVX-512 VNNI encode the same instructions differently."""
+    """AVX-VNNI and AVX-512 VNNI have the same instructions in different encodings."""
     if family not in _native.known_kernels():
         pytest.skip(f"{family} is not compiled for this processor")
     for path in objects(family):
@@ -177,7 +177,7 @@ def test_vnni_products_are_where_they_belong(family: str, are_there: bool) -> No
 
 
 def test_everything_but_the_kernels_is_plain() -> None:
-    """Bindings, dispatcher and pool run before anybody has looked at the CPU."""
+    """Bindings, dispatcher and thread pool run before the CPU's features are checked."""
     plain = sorted(ROOT.glob("build/*/CMakeFiles/_native.dir/**/*.o"))
     if not plain:
         pytest.skip("the build folder of the native module is not in this tree")

@@ -1,7 +1,7 @@
-"""The CUDA kernels as ordinary C++ over emulated warps and blocks (tests/native/emulated_lanes.h): the bits of the CPU.
+"""The CUDA kernels, compiled as C++ for emulated warps and blocks (tests/native/emulated_lanes.h), give the CPU's bits.
 
-The native module is linked a second time, with one family more, and the kernels' tests run on it in a process of its
-own, one for each of a few parts. Nothing here needs a GPU, and nothing here has been timed on one.
+The native module is linked again with an additional kernel family, and the kernel tests run with it, in a separate
+process for each part. These tests need no GPU, and say nothing about speed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ FAMILY = "cuda-emulated"
 PARTS = ("matmul", "fused", "rows", "rope", "attention", "attention_bytes")
 """Files of kernel tests."""
 
-# Puts another native module in the place of the installed one, before anybody asks for it. Of the families only those
-# that the other tests do not compare already.
+# Replace the installed native module before its first import. Test only families that the other tests do not compare.
 RUN_TESTS = f"""
 import importlib.util, sys
 name = "notso.qtensor._native"
@@ -36,13 +35,14 @@ kernel_choice.available_kernels = lambda: ["{FAMILY}", "generic"]
 sys.exit(pytest.main(sys.argv[2:]))
 """
 
-# Without them, model and rows on the stub driver (test_cuda_rows, test_backends, test_cuda_bits) run the same kernels.
+# Without these tests, the same kernels are tested by the model and by rows on the stub driver (test_cuda_rows,
+# test_backends, test_cuda_bits).
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long("native")]
 
 
 @pytest.fixture(scope="module")
 def emulated_module() -> Path:
-    """The native module with the family `cuda-emulated`, beside the module itself: nearly all of it is there."""
+    """Build the native module with the family `cuda-emulated`, reusing most objects of the module's build folder."""
     return built("_native_cuda_emulated")
 
 
@@ -63,6 +63,6 @@ def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path, part: str
     ("part", "test"), [("matmul", "test_a_column_does_not_know_its_neighbors"), ("attention", "test_against_numpy")]
 )
 def test_a_missing_barrier_is_noticed(emulated_module: Path, part: str, test: str) -> None:
-    """Threads take turns in another order at each launch. Else the tests above prove little."""
+    """Threads run in a different order in each launch. Without this check, the tests above could miss such errors."""
     run = run_tests(emulated_module, str(TESTS / f"test_kernels_{part}.py"), "-k", test, fault="barrier")
     assert run.returncode == 1 and " differs from " in run.stdout, run.stdout[-3000:]

@@ -1,7 +1,7 @@
-"""The AMX kernels on emulated tiles (tests/native/emulated_tiles.h): proved on machines that have none.
+"""The AMX kernels on emulated tiles (tests/native/emulated_tiles.h), for machines without AMX.
 
-The native module is linked a second time, with one family more, and the kernels' tests run on it in a process of its
-own. The same with a deliberate fault, which they must notice. Needs AVX-512 for what is not a tile.
+The native module is linked again with an additional kernel family, and the kernel tests run with it in a separate
+process. With a deliberate fault, the same tests must fail. Everything else in these kernels needs AVX-512.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from notso.qtensor.backends.cpu import kernel_choice
 ROOT = Path(__file__).parents[2]
 TESTS = Path(__file__).parent
 KERNEL_TESTS = ("matmul", "fused", "attention_bytes")
-NO_TILES = "not F32 and not F16 and not BF16"  # those kernels are the ones of AVX-512, as is attention over F16
+NO_TILES = "not F32 and not F16 and not BF16"  # AMX uses AVX-512's kernels, as in attention over F16
 
-# Puts another native module in the place of the installed one, before anybody asks for it.
+# Replace the installed native module before its first import.
 REPLACE = """
 import importlib.util, sys
 name = "notso.qtensor._native"
@@ -34,7 +34,7 @@ spec.loader.exec_module(module)
 from notso.qtensor.backends.cpu import kernel_choice
 assert "amx-emulated" in kernel_choice.available_kernels() and kernel_choice.kernels() != "amx-emulated"
 """
-# Of the families only those that the other tests, which run on the module as it is, do not compare already.
+# Test only the family that the other tests do not compare.
 RUN_TESTS = """
 import pytest
 kernel_choice.available_kernels = lambda: ["amx-emulated", "generic"]
@@ -79,15 +79,13 @@ print(json.dumps(found))
 pytestmark = [
     pytest.mark.long("native"),
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(
-        "avx512_vnni" not in kernel_choice.cpu_features(), reason="the AMX kernels need AVX-512 beside tiles"
-    ),
+    pytest.mark.skipif("avx512_vnni" not in kernel_choice.cpu_features(), reason="the AMX kernels also need AVX-512"),
 ]
 
 
 @pytest.fixture(scope="module")
 def emulated_module() -> Path:
-    """The native module with the family `amx-emulated`, beside the module itself: nearly all of it is there already."""
+    """Build the native module with the family `amx-emulated`, reusing most objects of the module's build folder."""
     return built("_native_emulated")
 
 
@@ -111,39 +109,39 @@ def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path) -> None:
     [("matmul", "test_a_column_does_not_know_its_neighbors"), ("attention_bytes", "test_prefill_gives_the_bits")],
 )
 def test_a_row_too_few_in_the_tiles_is_noticed(emulated_module: Path, file: str, test: str) -> None:
-    """What the hardware would do without a word. Else the tests above prove nothing."""
+    """Hardware would give no error. Without this check, the tests above could pass without detecting anything."""
     run = run_tests(emulated_module, str(TESTS / f"test_kernels_{file}.py"), "-k", test, fault="short")
     noticed = re.search("amx-emulated differs from generic|a packed .* differs from rows", run.stdout)
     assert run.returncode == 1 and noticed, run.stdout[-3000:]
 
 
 def test_shapes_that_do_not_fit_are_refused(emulated_module: Path) -> None:
-    """What the hardware would answer with an invalid opcode."""
+    """Hardware would raise an invalid-opcode exception."""
     run = run_tests(emulated_module, str(TESTS / "test_kernels_matmul.py"), "-k", "neighbors", "-s", fault="uneven")
     assert run.returncode < 0 and re.search("emulated tiles: tdp.*differ in rows", run.stderr), run.stderr[-2000:]
 
 
 def test_tile_instructions_are_counted_and_few(emulated_module: Path) -> None:
-    """A product takes 16 cycles and a load 8: with two loads for each product a kernel is bound by its loads."""
+    """A product takes 16 cycles and a load 8, so with two loads per product, a kernel would be limited by loads."""
     command = [sys.executable, "-c", REPLACE + COUNT, str(emulated_module)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
     found = json.loads(run.stdout)
-    per_block = 2 * 256 // 16  # two blocks to a row, tiles of 16 rows
+    per_block = 2 * 256 // 16  # two blocks per row, tiles of 16 rows
     for name in ("Q4_K", "Q6_K"):
-        assert not any(found[f"{name} 3"].values()), "so few columns are not for tiles"
+        assert not any(found[f"{name} 3"].values()), "few columns do not use tiles"
         for columns in (16, 18, 32, 48, 64, 96, 128, 160):
             counts, tiles = found[f"{name} {columns}"], -(-columns // 16)
-            mins = name == "Q4_K" and columns > 128  # by tiles; with fewer columns they are the business of vectors
-            assert counts["byte_products"] == per_block * tiles * 8, "two planes of four times 64 values"
+            mins = name == "Q4_K" and columns > 128  # with fewer columns, vector instructions apply the minima
+            assert counts["byte_products"] == per_block * tiles * 8, "two planes, each of four times 64 values"
             assert counts["float_products"] == (per_block * tiles if mins else 0)
             products = counts["byte_products"] + counts["float_products"]
             assert counts["loads"] <= (1.6 if columns == 16 else 1.25) * products
             assert counts["stores"] == per_block * tiles * (3 if mins else 2)
     for rows in (1, 3):
-        assert not any(found[f"attention {rows}"].values()), "fewer than sixteen queries are not for tiles"
+        assert not any(found[f"attention {rows}"].values()), "fewer than sixteen queries do not use tiles"
     for rows in (4, 8, 32):
         counts, per_tile = found[f"attention {rows}"], 4 * -(-rows * 4 // 16)
-        assert counts["byte_products"] == per_tile * (16 + 32), "scores in one plane, values in two"
+        assert counts["byte_products"] == per_tile * (16 + 32), "one plane for scores, two for values"
         assert counts["loads"] <= 1.1 * counts["byte_products"] and counts["stores"] == per_tile * 24
-        assert 1 <= counts["configures"] <= (os.cpu_count() or 1), "once for each thread that takes part"
+        assert 1 <= counts["configures"] <= (os.cpu_count() or 1), "once per participating thread"

@@ -1,4 +1,4 @@
-"""On macOS the kernels are chosen by what sysctlbyname says: the source for macOS, compiled here over a stand-in."""
+"""On macOS, kernels are chosen by sysctlbyname: the macOS source is compiled here with a fake sysctlbyname."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DOT, I8MM = "hw.optional.arm.FEAT_DotProd", "hw.optional.arm.FEAT_I8MM"
 def built(folder: Path, processor: str) -> Path:
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     if compiler is None:
-        pytest.skip("a C++ compiler is not here")
+        pytest.skip("no C++ compiler is installed")
     (folder / "sys").mkdir()
     (folder / "sys" / "sysctl.h").write_text(SYSCTL)
     (folder / "main.cpp").write_text(PROGRAM)
@@ -51,7 +51,7 @@ def built(folder: Path, processor: str) -> Path:
 
 
 def test_i8mm_is_there_only_where_the_system_says_so(tmp_path: Path) -> None:
-    """The M1 has dot products alone; the M2 and later chips have both."""
+    """The M1 has dot products but no i8mm; the M2 and later chips have both."""
     program = built(tmp_path, "QTENSOR_ARM64")
     found = [
         subprocess.check_output([program], env={"SAYS": says}, text=True).split()
@@ -61,11 +61,11 @@ def test_i8mm_is_there_only_where_the_system_says_so(tmp_path: Path) -> None:
 
 
 def test_avx512_is_there_only_where_the_system_says_so(tmp_path: Path) -> None:
-    """XCR0 does not show it before its first use. Tiles are not asked for."""
+    """XCR0 does not show AVX-512 before its first use. Tiles are not checked."""
     try:
         program = built(tmp_path, "QTENSOR_X86")
     except subprocess.CalledProcessError:
-        pytest.skip("this processor is no x86")
+        pytest.skip("this processor is not x86")
     without, said = (
         subprocess.check_output([program], env={"SAYS": says}, text=True).split()
         for says in ("", "hw.optional.avx512f")

@@ -1,4 +1,4 @@
-"""What a matmul does on the way (norm, gate, addition) has the bits of the single operations, in every family."""
+"""Operations fused into a matmul (norm, gate, addition) give the bits of separate operations, in every family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files written here and read by the `gguf` package, the other way round, and sound files at the caps."""
+"""GGUF files written here and read by the `gguf` package, the reverse, and valid files at the limits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from notso.qtensor.formats import F32, FORMATS, Q4_K, Q6_K, Q8_0
 from notso.qtensor.gguf import MAX_ARRAY_ITEMS, MAX_ENTRIES, MAX_TENSORS, GGUFFile
 from notso.qtensor.gguf_writer import GGUFWriter
 
-OPEN_SECONDS = 0.5  # a 7.8 MB header; 0.08 s measured, the rest is for a busy machine
-PARSE_MEMORY = 64 << 20  # GG12, beyond the metadata's own size
+OPEN_SECONDS = 0.5  # for a header of 7.8 MB; 0.08 s measured, so there is a margin for a busy machine
+PARSE_MEMORY = 64 << 20  # requirement GG12, in addition to the metadata's own size
 
 VALUES = [
     ("a.uint8", 200, "uint8"),
@@ -47,7 +47,7 @@ VALUES = [
 
 
 def write_sample(path: Path) -> dict[str, np.ndarray]:
-    """Every value type, every format, odd sizes; returns the tensors' bytes."""
+    """Write every value type, every format and odd sizes; return the tensors' bytes."""
     rng = np.random.default_rng(1)
     written = {}
     with GGUFWriter(path) as writer:
@@ -94,7 +94,7 @@ def test_the_gguf_package_reads_what_was_written(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60, check=True)
     fields, tensors = json.loads(done.stdout)
-    empty = ("b.none", "b.no_numbers")  # that reader fails on what an empty array holds; ours is tested above
+    empty = ("b.none", "b.no_numbers")  # the gguf package fails on empty arrays; ours is tested above
     assert {k: v for k, v in fields.items() if k not in empty} == {k: v for k, v, _ in VALUES if k not in empty}
     assert tensors["four"][1] == [32, 1, 3, 2]
     for name, raw in written.items():
@@ -183,7 +183,7 @@ def test_counts_at_the_cap_are_read(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def large_header(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As large as the official file's: 128,256 and 280,147 strings."""
+    """Write a header as large as the official file's: 128,256 and 280,147 strings."""
     path = tmp_path_factory.mktemp("gguf") / "large.gguf"
     with GGUFWriter(path) as writer:
         writer.add("words", [f"Ġword{i}" for i in range(128256)], "array of string")
@@ -196,7 +196,7 @@ def large_header(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_large_header_is_read_quickly(large_header: Path) -> None:
     seconds = []
     for _ in range(3):
-        started = time.process_time()  # not the clock: other processes must not fail this
+        started = time.process_time()  # CPU time, so that other processes have no effect
         GGUFFile.open(large_header)
         seconds.append(time.process_time() - started)
     assert min(seconds) < OPEN_SECONDS
@@ -208,8 +208,8 @@ def test_a_large_header_is_read_quickly(large_header: Path) -> None:
 
 
 def test_parsing_memory_is_bounded(tmp_path: Path, large_header: Path) -> None:
-    """Read under a hard limit. Ten million empty strings are eighty million bytes of zeros, which do not fit as Python
-    lists; and letters followed by one emoji take four bytes each as a Python string."""
+    """Read under a hard memory limit: ten million empty strings, which are eighty million zero bytes but would not fit
+    as Python lists, and letters with an emoji, which take four bytes each as a Python string."""
     hostile = tmp_path / "empty-strings.gguf"
     with hostile.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 10))
@@ -257,7 +257,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     assert "\n" not in str(caught.value) and str(tmp_path) not in str(caught.value)
 
 
-# ---------------------------------------------------------------- the writer
+# ---------------------------------------------------------------- writer
 
 
 def test_nothing_appears_unless_whole(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_counts_past_the_cap_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_is_written_by_two_at_once(tmp_path: Path) -> None:
-    """Each has a temporary file of its own, in one process too; the last one's file stays."""
+    """Two writers use separate temporary files, even in one process; the file of the last one remains."""
     path = tmp_path / "a.gguf"
     inner = GGUFWriter(path, durable=False)
     inner.add("name", "inner", "string")

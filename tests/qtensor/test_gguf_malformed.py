@@ -1,7 +1,7 @@
-"""Files that lie: hand-made cases for GG1..GG9 and GG12, every numeric field at its extremes, each cut and flip.
+"""Malformed GGUF files: cases for GG1..GG9 and GG12, extreme values in every numeric field, truncations and flipped
+bits.
 
-Each must end in a typed error of one line that names the field and the byte, quickly, and with nothing allocated
-because the file claims it.
+Each must quickly raise a one-line error that names the field and the byte, and must not allocate claimed sizes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from notso.qtensor.errors import GGUFError, UnsupportedFormatError
 from notso.qtensor.formats import UNSUPPORTED_NAMES
 from notso.qtensor.gguf import GGUFFile
 
-MAX_SECONDS = 0.25  # of this thread's CPU time, so that a busy machine fails nothing; a hundred times what it takes
-MAX_ALLOCATED = 1 << 20  # a small file's refusal; far below anything claimed here
+MAX_SECONDS = 0.25  # of this thread's CPU time, which other load does not affect; a hundred times the usual
+MAX_ALLOCATED = 1 << 20  # while rejecting a small file; far less than any size claimed here
 EXTREMES = (0, 1, 2**8 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
@@ -80,38 +80,38 @@ def build(
 
 
 SOUND = build([entry("general.alignment", U32, u32(32))], [tensor()], bytes(144))
-PAD = bytes(4096)  # so that a count is refused for what it says, not for the end of the file
+PAD = bytes(4096)  # padding, so that a count is rejected for its value and not for the end of the file
 
 
 class Case(NamedTuple):
     name: str
     content: bytes
-    field: str  # in the error's field
+    field: str  # expected in the error's field
     offset: int
-    message: str  # in the error's text
+    message: str  # expected in the error's text
     error: type[GGUFError] = GGUFError
 
 
-KV = 24  # where the first entry begins
+KV = 24  # offset of the first metadata entry
 
 
 def value_at(key: str) -> int:
-    """Where the value type of a first entry with this key stands."""
+    """Return the offset of the value type of a first entry with this key."""
     return KV + 8 + len(key)
 
 
 def valued(kind: int, value: bytes) -> bytes:
-    """A file with one entry, "k"."""
+    """Return a file with one entry, "k"."""
     return build([entry("k", kind, value)])
 
 
 def listed(kind: int, count: int, items: bytes) -> bytes:
-    """A file with one array, "k"."""
+    """Return a file with one array, "k"."""
     return valued(ARRAY, array(kind, count, items))
 
 
 def described(*args: Any, **kwargs: Any) -> bytes:
-    """A file with one tensor, "t", and 4,096 bytes of data."""
+    """Return a file with one tensor, "t", and 4,096 bytes of data."""
     return build([], [tensor(*args, **kwargs)], PAD)
 
 
@@ -261,7 +261,7 @@ CASES = [
 
 
 def refused(path: Path) -> GGUFError:
-    """Open a file that must be refused; checks time, memory and form of the error."""
+    """Open a file that must be rejected; check time, memory and form of the error."""
     started = time.thread_time()
     with pytest.raises(GGUFError) as caught:
         GGUFFile.open(path)
@@ -303,7 +303,7 @@ def test_refused_with_field_and_offset(tmp_path: Path, case: Case) -> None:
 
 
 def load_all(path: Path) -> None:
-    """Open a file and look at everything in it."""
+    """Open a file and read everything in it."""
     with GGUFFile.open(path) as file:
         for value in file.metadata.values():
             assert isinstance(value, int | float | str | list)
@@ -312,7 +312,7 @@ def load_all(path: Path) -> None:
 
 
 def rejected_or_loaded(path: Path) -> bool:
-    """True if the file loads; a GGUFError is the only other way out."""
+    """Return whether the file loads; a GGUFError is the only other allowed result."""
     try:
         load_all(path)
     except GGUFError as error:
@@ -358,7 +358,7 @@ def test_every_numeric_field_at_its_extremes(tmp_path: Path, field: str) -> None
 
 
 def test_opening_never_allocates_what_an_accepted_file_claims(tmp_path: Path) -> None:
-    """A sparse file of 8 GiB whose one tensor fills it: opening maps, and reads nothing."""
+    """A sparse file of 8 GiB is filled by its only tensor: opening maps it without reading."""
     path = tmp_path / "sparse.gguf"
     rows = (8 << 30) // 144
     path.write_bytes(build([], [tensor(sides=(256, rows))], b"\0"))
@@ -403,4 +403,4 @@ def test_every_metadata_bit_flipped(tmp_path: Path) -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
         loaded += rejected_or_loaded(path)
-    assert 0 < loaded < 8 * header / 2  # a flipped letter of a name is another name; most fields are not so lenient
+    assert 0 < loaded < 8 * header / 2  # flips in names are valid, but few others are

@@ -1,4 +1,4 @@
-"""Causal attention over a cache of halves: every family equals the generic one, and that one its numpy twin."""
+"""Causal attention over a half-precision cache: all families equal the generic one, and that one NumPy's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from notso.qtensor.backends.cpu import ops
 from notso.qtensor.reference import ops as reference
 
-# Relative to the largest value: sums of a few hundred products in float32, exp, one division.
+# Relative to the largest value: a few hundred products summed in float32, exp, and a division.
 ATTENTION_TOLERANCE = 2e-6
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 65, 127, 128, 129, 255, 256, 257, 300)
 NAN_HALF = 0x7E00
@@ -25,21 +25,21 @@ Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
 
 @dataclass
 class Stored:
-    """Sequences of keys and values in a cache whose unused places hold NaN, and their halves as float32."""
+    """Sequences of keys and values in a cache whose unused places contain NaN; `keys` and `values` are float32."""
 
     pool: ops.KeyValuePool
     tables: npt.NDArray[np.int32]
-    keys: list[Floats]  # (length, KH, D) each
+    keys: list[Floats]  # (length, KH, D) for each sequence
     values: list[Floats]
 
 
 def halves(pool: ops.KeyValuePool) -> npt.NDArray[np.uint16]:
-    """The whole pool, writable."""
+    """Return the whole pool as a writable array."""
     return pool.data.view(np.uint16)
 
 
 def keys_and_values(pool: ops.KeyValuePool) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
-    """Views of the keys (B, KH, D, 128) and of the values (B, KH, 128, D) of a pool of one run."""
+    """Return views of keys (B, KH, D, 128) and values (B, KH, 128, D) of a pool with one run."""
     (run,), shape = halves(pool), (pool.blocks, pool.kv_heads)
     both = run.swapaxes(0, 1).reshape(*shape, 2, -1)
     return both[:, :, 0].reshape(*shape, -1, 128), both[:, :, 1].reshape(*shape, 128, -1)
@@ -115,13 +115,14 @@ def test_sequences_of_a_batch_do_not_know_each_other(every_family: Every) -> Non
 
 @pytest.mark.parametrize("length", [1, 16, 33, 127, 128, 129, 200])
 def test_what_lies_beyond_the_length_does_not_matter(length: int, every_family: Every) -> None:
-    """The caches above are full of NaN behind each sequence; here the bits are compared with clean and huge ones."""
+    """The caches above contain NaN after each sequence. Here, bits are compared with zeros, huge values and
+    infinities."""
     rng = np.random.default_rng(length)
     stored = store([length], 1, 64, rng)
     q = rng.standard_normal((1, 4, 64), np.float32)
     expected = every_family(lambda: attend(q, [length - 1], [0], stored))
     assert np.isfinite(expected).all()
-    for garbage in (0, 0x7BFF, 0x7C00, 0xFC00):  # nought, 65504, the infinities
+    for garbage in (0, 0x7BFF, 0x7C00, 0xFC00):  # zero, 65504, infinities
         other = store([length], 1, 64, np.random.default_rng(length))
         held = halves(other.pool)
         held[held == NAN_HALF] = garbage
@@ -130,7 +131,7 @@ def test_what_lies_beyond_the_length_does_not_matter(length: int, every_family: 
 
 
 def test_blocks_may_be_shared_and_lie_anywhere(every_family: Every) -> None:
-    """Two sequences with one prefix: the same block in both tables, and the same bits from both."""
+    """Two sequences with a common prefix have the same block in both tables, and give the same bits."""
     rng = np.random.default_rng(3)
     stored = store([256, 256], 1, 32, rng)
     stored.tables[1, 0] = stored.tables[0, 0]
@@ -141,7 +142,7 @@ def test_blocks_may_be_shared_and_lie_anywhere(every_family: Every) -> None:
 
 
 def test_peaked_and_flat_scores(every_family: Every) -> None:
-    """One key that takes all, and keys that are all alike: the softmax over tiles stays right in both."""
+    """The softmax over tiles is correct with one dominant key and with identical keys."""
     rng = np.random.default_rng(4)
     for spread in (0.0, 30.0):
         stored = store([300], 1, 64, rng, spread)
@@ -149,7 +150,7 @@ def test_peaked_and_flat_scores(every_family: Every) -> None:
         result = every_family(lambda q=q, s=stored: attend(q, [5, 130, 256, 299], [0] * 4, s))
         for i, p in enumerate([5, 130, 256, 299]):
             expected = reference.attention(q[i : i + 1], stored.keys[0], stored.values[0], p)
-            # a score of a thousand is rounded in units of 6e-5 before exp
+            # before exp, a score of a thousand is rounded to a multiple of 6e-5
             np.testing.assert_allclose(result[i], expected[0], atol=3e-4 if spread else 1e-6)
 
 
@@ -182,7 +183,7 @@ def test_a_nan_in_the_cache_shows_in_rows_that_see_it(every_family: Every) -> No
 
 
 def test_the_cache_holds_what_was_stored(every_family: Every) -> None:
-    """Rounded to half, to nearest even, in the layout that the class documents; nothing else is touched."""
+    """Stored values are rounded to nearest even, in the layout that the class documents; other places are unchanged."""
     rng = np.random.default_rng(7)
     special = [0.0, -0.0, 1e-8, 5.9604645e-8, 2.9802322e-8, 6.1e-5, 65504.0, 65519.9, 65520.0, 1e30, -1e30, 2049, 2051]
     k = rng.standard_normal((5, 2, 16), np.float32)

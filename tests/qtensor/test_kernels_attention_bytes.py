@@ -1,4 +1,4 @@
-"""Attention over a cache of 8 bits and less: every family gives the bits of the numpy twin, in any batch and order."""
+"""Attention over a cache with 8 bits or fewer: all families give the NumPy reference's bits, in any batch and order."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
 
 @dataclass
 class Stored:
-    """Sequences in a cache whose every other byte is random."""
+    """Sequences in a cache whose unused bytes are random."""
 
     pool: ops.KeyValuePool
     tables: npt.NDArray[np.int32]
     window: tuple[npt.NDArray[np.int32], ops.KeyValuePool] | None
-    keys: list[Floats]  # (length, KH, D) each
+    keys: list[Floats]  # (length, KH, D) for each sequence
     values: list[Floats]
 
     def held(self, sequence: int, position: int) -> list[reference.Rounded]:
-        """Keys and values as the row at `position` must see them: (position + 1, KH, D)."""
+        """Return keys and values as rounded for the row at `position`: (position + 1, KH, D)."""
         key_bits, value_bits = kv_cache.BITS[self.pool.format]
         own = np.arange(position + 1) // 128
         first_or_last = ((own == 0) | (own == own[-1]))[:, None]
@@ -47,7 +47,7 @@ class Stored:
         return sides
 
     def expected(self, q: Floats, positions: list[int], sequences: list[int]) -> Floats:
-        """The twin's answer, row by row."""
+        """Return the reference's result, row by row."""
         rows = [
             reference.attention(q[i : i + 1], *self.held(s, p), p, scale_of(q))
             for i, (s, p) in enumerate(zip(sequences, positions, strict=True))
@@ -93,7 +93,7 @@ def put(stored: Stored) -> None:
 
 
 def drawn() -> list[Any]:
-    """Every size and every format of a head, each format with some sizes; all pairs where native code has changed."""
+    """Return every size and every format of a head, in some combinations; in all if native code has changed."""
     pairs = itertools.product(enumerate((16, 32, 48, 64, 128)), enumerate(FORMATS))
     long = pytest.mark.long("native")
     return [pytest.param(dim, format, marks=[long] if (i - j) % 3 else []) for (i, dim), (j, format) in pairs]
@@ -121,7 +121,7 @@ def test_the_bits_of_the_twin(dim: int, format: ops.KVFormat, every_family: Ever
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_stored(format: ops.KVFormat, every_family: Every) -> None:
-    """The bytes that numpy puts there; nothing else is touched. NaN, infinities and vectors of nothing included."""
+    """The stored bytes equal NumPy's, including NaN, infinities and zero vectors; other bytes are unchanged."""
     rng = np.random.default_rng(7)
     keys, values = rng.standard_normal((2, 9, 2, 48), np.float32) * np.float32(3)
     keys[1, 0, 5], keys[2, 1, 7], keys[3, 0], keys[4, 1] = np.nan, np.inf, 0, 1e-20
@@ -134,7 +134,7 @@ def test_what_is_stored(format: ops.KVFormat, every_family: Every) -> None:
         pairs = [(stored.pool, stored.tables)]
         if stored.window is not None:
             tables, pool = stored.window
-            stored.tables[0, 1] = tables[1, 1] = -1  # in one of the two only
+            stored.tables[0, 1] = tables[1, 1] = -1  # missing in only one of the two tables
             pairs.append((pool, tables))
         wanted = []
         for pool, tables in pairs:
@@ -224,7 +224,7 @@ def test_nan_shows_where_it_is_seen(format: ops.KVFormat, every_family: Every) -
 
 
 def test_tiles_that_are_not_there() -> None:
-    """Below 8 bits a row needs its first and its own tile from the window pool and those between from the other."""
+    """Below 8 bits, a row needs its first and last tile from the window pool, and all others from the main pool."""
     rng = np.random.default_rng(6)
     stored = store([400], 1, 16, rng, "k4v4")
     assert stored.window is not None

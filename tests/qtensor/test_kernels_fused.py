@@ -1,4 +1,4 @@
-"""Norm, addition and gate within a matrix product give the bits of the single operations, in every family."""
+"""Norm, addition and gate fused into a matrix product give the bits of separate operations, in every family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[..., QTensor]
 Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
 each_format = pytest.mark.parametrize("format", FORMATS.values(), ids=str)
 
-# columns, rows, inputs: alone and in tiles, rows that leave remainders, more rows than a panel of tiles holds
+# (columns, rows, inputs): vectors and tiles, remainders of rows, and more rows than a panel of tiles
 SIZES = ((1, 5, 256), (1, 37, 768), (4, 16, 512), (9, 33, 256), (23, 70, 512), (64, 130, 256), (130, 48, 256))
 
 
@@ -87,7 +87,7 @@ def test_gate(format: Format, with_norm: bool, make_weight: Make, every_family: 
 
 
 def test_weights_of_different_formats(make_weight: Make, every_family: Every) -> None:
-    """Q4_K beside Q6_K, as the file mixes them, and float weights beside both."""
+    """Q4_K together with Q6_K, as in the official file, and float weights with both."""
     rng = np.random.default_rng(4)
     gates = [make_weight(f, 40, 512, rng) for f in FORMATS.values()]
     ups = gates[1:] + gates[:1]

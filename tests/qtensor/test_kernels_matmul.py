@@ -1,7 +1,7 @@
-"""Quantized matrix products: every kernel family equals the generic one bit for bit, and that one its numpy twin.
+"""Quantized matrix products: all kernel families equal the generic one bit for bit, which equals its NumPy reference.
 
-The sizes are those where kernels of this kind have gone wrong: columns around register blocks, rows and inputs that
-leave remainders, one block, three, forty-three; minima that are not zero and columns that differ from one another.
+The sizes are those at which such kernels have failed: columns around register blocks, remainders of rows and inputs,
+and 1, 3 and 43 blocks. Minima are nonzero and columns differ, so that mix-ups are detected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUANTIZED = [f for f in FORMATS.values() if not f.is_float]
 PLAIN = [f for f in FORMATS.values() if f.is_float]
 SUB_BLOCKS = (Q8_0, Q4_0, Q4_1)
 
-# Sums in another order than numpy's float64: at most a few roundings of the largest partial sum.
+# The order of summation differs from NumPy's float64: at most a few roundings of the largest partial sum.
 FLOAT_SUM_TOLERANCE = 2e-6
 
 Make = Callable[..., QTensor]
@@ -38,14 +38,14 @@ each_quantized = pytest.mark.parametrize("format", QUANTIZED, ids=str)
 
 
 def drawn(values: tuple[int, ...]) -> list[tuple[Format, int]]:
-    """Formats with a fifth of the values each and all values with a fifth of the formats; all pairs where the native
-    code has changed."""
+    """Return each format with a fifth of the values and each value with a fifth of the formats; all pairs after changes
+    of native code."""
     pairs = itertools.product(enumerate(FORMATS.values()), enumerate(values))
     return [(format, value) for (i, format), (j, value) in pairs if (i + j) % 5 == 0 or is_long("native")]
 
 
 def activations(rng: np.random.Generator, rows: int, cols: int) -> npt.NDArray[np.float32]:
-    """Rows that differ in size and offset, so that a mixed-up column or sum shows."""
+    """Return rows with different scales and offsets, so that mixed-up columns or sums are detected."""
     scale = np.geomspace(0.1, 10, rows, dtype=np.float32)[:, None]
     return (rng.standard_normal((rows, cols), np.float32) + np.float32(0.3)) * scale
 
@@ -61,7 +61,7 @@ def product(x: npt.NDArray[np.float32], weight: QTensor) -> npt.NDArray[np.float
 
 
 def twin(x: npt.NDArray[np.float32], weight: QTensor) -> npt.NDArray[np.float32]:
-    """The numpy reference; rows that end within 256 values are carried on with zeros on both sides."""
+    """Return the NumPy reference's result; rows are padded with zeros to a multiple of 256 on both sides."""
     missing = -weight.cols % 256
     if missing:
         padding = np.zeros((weight.rows, missing // weight.format.block_values * weight.format.block_bytes), np.uint8)
@@ -82,13 +82,13 @@ def test_families_agree(format: Format, columns: int, make_weight: Make, every_f
 
 @each_format
 def test_panels_of_many_rows(format: Format, make_weight: Make, every_family: Every) -> None:
-    """More rows than a panel holds, whole and broken panels, and results that go past the caches or do not."""
+    """More rows than a panel, complete and partial panels, and results with and without nontemporal stores."""
     rng = np.random.default_rng(format.ggml_type)
     few = ((16, 130, 256), (18, 288, 512), (32, 176, 768), (33, 272, 512), (50, 304, 768))
     for columns, rows, cols in (*few, (128, 48, 768), (129, 160, 256), (200, 144, 256)):
         weight, x = make_weight(format, rows, cols, rng), activations(rng, columns, cols)
         results = []
-        for offset in (0, 16):  # an output on a cache line, and one beside it
+        for offset in (0, 16):  # offset of the output from a cache line
             room = np.full(columns * rows + 64, np.nan, np.float32)
             begin = (-room.ctypes.data % 64 + offset) // 4
             out = room[begin : begin + columns * rows].reshape(columns, rows)
@@ -105,8 +105,8 @@ def test_panels_of_many_rows(format: Format, make_weight: Make, every_family: Ev
 
 @pytest.mark.parametrize("format", [Q4_K, Q5_K, Q6_K], ids=str)
 def test_every_number_of_columns(format: Format, make_weight: Make, every_family: Every) -> None:
-    """Columns that share registers, one pass and several; tiles of rows in fours and one alone; more blocks than are
-    asked for ahead; columns whose sums fit a word beside some whose do not."""
+    """Columns in registers, one and several passes; tiles of four rows and of one; more blocks than are prefetched;
+    columns whose sums fit in 16 bits next to others."""
     rng = np.random.default_rng(format.ggml_type)
     weight = make_weight(format, 81, 5 * 256, rng)
     for columns in range(1, 50):
@@ -132,7 +132,7 @@ def test_families_agree_on_any_bytes(format: Format, kind: str, make_weight: Mak
 def test_long_rows(format: Format, make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng(format.ggml_type)
     weight = make_weight(format, 22, 43 * 256, rng)
-    for columns in (1, 3, 8, 23, 39, 90):  # the last ones are more than one chunk of the activations' memory
+    for columns in (1, 3, 8, 23, 39, 90):  # the last sizes need more than one chunk of memory for activations
         x = activations(rng, columns, weight.cols)
         every_family(lambda x=x: product(x, weight))
 
@@ -189,7 +189,7 @@ def test_float_weights_near_their_numpy_twin(format: Format, make_weight: Make) 
 
 @each_format
 def test_a_column_does_not_know_its_neighbors(format: Format, make_weight: Make, every_family: Every) -> None:
-    """Batched or alone, first or last: the bits of a column are the same (reliability DT1)."""
+    """A column's bits do not depend on the batch or on its position in it (reliability DT1)."""
     rng = np.random.default_rng(format.ggml_type)
     weight, x = make_weight(format, 21, 768, rng), activations(rng, 23, 768)
     together = every_family(lambda: product(x, weight))
@@ -203,7 +203,7 @@ def test_a_column_does_not_know_its_neighbors(format: Format, make_weight: Make,
 
 @each_format
 def test_activations_that_are_not_ordinary(format: Format, make_weight: Make, every_family: Every) -> None:
-    """NaN and infinity show in their own rows only; zeros, subnormals and huge numbers are numbers."""
+    """NaN and infinities affect only their own rows; zeros, subnormals and huge values are ordinary numbers."""
     rng = np.random.default_rng(format.ggml_type)
     weight = make_weight(format, 25, 512, rng)
     x = activations(rng, 21, 512)
@@ -212,14 +212,14 @@ def test_activations_that_are_not_ordinary(format: Format, make_weight: Make, ev
         x[row, 300 + row] = value
     x[7] = 0
     x[8] *= np.float32(1e-42)
-    x[9, :256] *= np.float32(1e-33)  # below the threshold at which a block counts as zero
+    x[9, :256] *= np.float32(1e-33)  # a block counts as zero below a threshold, and this is lower
     x[10] = 0
     x[10, 511] = 1.0
     x[11] *= np.float32(1e30)
     result = every_family(lambda: product(x, weight))
     finite = np.isfinite(result).all(axis=1)
     assert [i for i in range(len(x)) if not finite[i]] == list(bad)
-    assert not np.isfinite(result[list(bad)]).any(), "a row with a NaN has no finite output"
+    assert not np.isfinite(result[list(bad)]).any(), "rows with NaN must have no finite output"
     assert not result[7].any()
     if not format.is_float:
         np.testing.assert_array_equal(result, reference.matmul_q8k(x, weight))
@@ -227,7 +227,7 @@ def test_activations_that_are_not_ordinary(format: Format, make_weight: Make, ev
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
 def test_extremes_do_not_overflow(format: Format, make_weight: Make, every_family: Every) -> None:
-    """Largest integers everywhere: saturating byte instructions would show here."""
+    """All integers are maximal, so that saturating byte instructions would give errors."""
     for fill in (0x00, 0x7F, 0x80, 0xFF):
         weight = make_weight(format, 24, 768, np.random.default_rng(1), "ones")
         body = weight.data.reshape(-1, format.block_bytes)
@@ -240,7 +240,7 @@ def test_extremes_do_not_overflow(format: Format, make_weight: Make, every_famil
             x[1, ::2] *= -1
             x[2, ::3] *= -1
             x[3, 256:] *= -1
-            x[:, 512:] = activations(np.random.default_rng(2), len(x), 256)  # a block of ordinary sums beside them
+            x[:, 512:] = activations(np.random.default_rng(2), len(x), 256)  # a block with ordinary sums
             x = x[:columns]
             result = every_family(lambda x=x, weight=weight: product(x, weight))
             np.testing.assert_array_equal(result, reference.matmul_q8k(x, weight))
@@ -248,12 +248,12 @@ def test_extremes_do_not_overflow(format: Format, make_weight: Make, every_famil
 
 @pytest.mark.parametrize("format", [Q4_K, Q5_K], ids=str)
 def test_each_scale_and_minimum_has_its_place(format: Format, every_family: Every) -> None:
-    """One input, one scale or one minimum at a time: all eight of both, unpacked from their twelve bytes."""
+    """One input, and one scale or minimum at a time, to check the unpacking of all eight of both from twelve bytes."""
     from notso.qtensor.reference.blocks import pack_scales
 
     block = np.zeros((16, format.block_bytes), np.uint8)
     block[:, 0:4] = np.array([1.0, 1.0], "<f2").view(np.uint8)
-    block[:, 16:] = 0xFF  # every integer is the largest
+    block[:, 16:] = 0xFF  # all integers are maximal
     scales, mins = np.zeros((16, 8), np.int32), np.zeros((16, 8), np.int32)
     for j in range(8):
         scales[j, j] = 63 - j
@@ -270,7 +270,7 @@ def test_each_scale_and_minimum_has_its_place(format: Format, every_family: Ever
 def test_several_weights_of_one_input(make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng(3)
     weights = [make_weight(f, 10 + 7 * i, 512, rng) for i, f in enumerate(FORMATS.values())]
-    for columns in (1, 3, 6, 40):  # with three AVX-512 takes some of the formats by tiles
+    for columns in (1, 3, 6, 40):  # with three columns, AVX-512 uses tiles for some formats
         x = activations(rng, columns, 512)
         apart = [product(x, w) for w in weights]
 

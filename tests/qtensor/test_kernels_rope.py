@@ -1,4 +1,4 @@
-"""Rotary positions: the table against float64, the rotation against its numpy twin, both layouts."""
+"""Rotary positions: the table compared with float64, and the rotation with its NumPy reference, in both layouts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from notso.qtensor.backends.cpu import ops
 from notso.qtensor.errors import OperandError
 from notso.qtensor.reference import ops as reference
 
-TABLE_TOLERANCE = 6.1e-8  # half a unit in the last place of a float32 just below one, and float64's own error
-ROPE_TOLERANCE = 3e-7  # the table's rounding, two products and a sum, relative to the pair's length
+TABLE_TOLERANCE = 6.1e-8  # half a unit in the last place of a float32 just below one, plus the error of float64
+ROPE_TOLERANCE = 3e-7  # rounding of the table, two products and a sum; relative to the pair's length
 
 Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
 
@@ -22,7 +22,7 @@ Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
 def table_to(
     frequencies: npt.NDArray[np.float64], positions: int, factor: float = 1.0
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Cosines and sines of all positions below `positions`."""
+    """Return cosines and sines of all positions below `positions`."""
     table = tuple(np.empty((positions, frequencies.size), np.float32) for _ in range(2))
     ops.rope_table(frequencies, np.arange(positions, dtype=np.int32), table, factor)  # type: ignore[arg-type]
     return table  # type: ignore[return-value]

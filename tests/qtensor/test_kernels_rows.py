@@ -1,4 +1,4 @@
-"""Operations on rows of floats: every family equals the generic one, and that one its numpy twin within a tolerance."""
+"""Operations on rows of floats: all families equal the generic one, which is close to its NumPy reference."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from notso.qtensor.formats import FORMATS, Format
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
 
-# Relative errors against float64. One rounding of float32 is 6e-8.
-EXP_TOLERANCE = 2.5e-7  # the polynomial, the split of ln 2 and the divisions it is seen through
-SILU_TOLERANCE = 5e-7  # exp, one addition, one division, one product
-NORM_TOLERANCE = 5e-7  # a sum over lanes, a square root, a division, two products
-SOFTMAX_TOLERANCE = 2e-6  # x less the largest is rounded before exp: half a unit of up to 20; then the sum over the row
+# Relative errors compared with float64. One rounding in float32 is 6e-8.
+EXP_TOLERANCE = 2.5e-7  # the polynomial, the split of ln 2, and the divisions of the softmax
+SILU_TOLERANCE = 5e-7  # exp, an addition, a division and a product
+NORM_TOLERANCE = 5e-7  # a sum over lanes, a square root, a division and two products
+SOFTMAX_TOLERANCE = 2e-6  # x minus the maximum is rounded before exp: half a unit of up to 20; and the sum over the row
 
 SIZES = (*range(1, 71), 127, 128, 129, 255, 1000, 4099)
 
@@ -73,7 +73,7 @@ def test_sizes(every_family: Every) -> None:
 
 
 def test_many_elements_in_pieces(every_family: Every) -> None:
-    """More than one worker's piece: the cuts between pieces leave no gap and change no bit."""
+    """The row is split into pieces for several threads; boundaries leave no gap and change no bit."""
     rng = np.random.default_rng(2)
     gate, up = numbers(rng, 7, 11008), numbers(rng, 7, 11008)
     whole = every_family(lambda: silu(gate, up))
@@ -103,9 +103,9 @@ def test_in_place(every_family: Every) -> None:
 
 
 def test_exp(every_family: Every) -> None:
-    """exp, seen through the softmax of [0, x]: the quotient of the two outputs. Everywhere it is used, x <= 0."""
+    """Measure exp through the softmax of [0, x]: the quotient of its two outputs. All callers of exp have x <= 0."""
     rng = np.random.default_rng(4)
-    halves_of_ln2 = (np.arange(-249, 1) * (np.log(2) / 2)).astype(np.float32)  # where the reduction changes over
+    halves_of_ln2 = (np.arange(-249, 1) * (np.log(2) / 2)).astype(np.float32)  # where the range reduction changes
     near = [np.nextafter(halves_of_ln2, np.float32(s), dtype=np.float32) for s in (-np.inf, np.inf)]
     x = np.concatenate([-rng.uniform(0, 86, 20000), -np.geomspace(1e-30, 86, 500), halves_of_ln2, *near])
     x = x[(x <= 0) & (x > -86.9)].astype(np.float32)
@@ -134,7 +134,7 @@ def test_softmax_of_far_apart_and_equal_numbers(every_family: Every) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [5, 16, 40, 67])
 def test_what_is_not_finite_shows(bad: float, size: int, every_family: Every) -> None:
-    """A NaN or an infinity in a row never comes out as an ordinary number, and stays in its row."""
+    """NaN and infinities in a row never give ordinary values, and do not affect other rows."""
     rng = np.random.default_rng(size)
     for place in range(0, size, 3):
         x, other, weight = numbers(rng, 3, size), numbers(rng, 3, size), numbers(rng, size)
@@ -143,7 +143,7 @@ def test_what_is_not_finite_shows(bad: float, size: int, every_family: Every) ->
             every_family(lambda x=x, weight=weight: normed(x, weight)),
             every_family(lambda x=x, other=other: silu(other, x)),
         ]
-        if bad != -np.inf:  # where minus infinity rightly gives nothing
+        if bad != -np.inf:  # minus infinity correctly gives zero
             results += [every_family(lambda x=x, other=other: silu(x, other)), every_family(lambda x=x: softmaxed(x))]
         for result in results:
             assert not np.isfinite(result[1]).all() and np.isfinite(result[[0, 2]]).all()

@@ -1,4 +1,4 @@
-"""Blocks of the cache: their sizes, their bytes, and that memory is taken only when it is used."""
+"""Blocks of the KV cache: sizes, contents, and memory that is allocated on first use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_blocks_are_read_written_and_copied(format: ops.KVFormat) -> None:
     for block, source in ((0, 2), (1, 1), (2, 2), (3, 2)):
         np.testing.assert_array_equal(pool.block(block), before[source])
     pool.block(2)[:] = 0
-    assert held == before[2].tobytes(), "a copy does not follow the block"
+    assert held == before[2].tobytes(), "a change of the block must not change its copy"
 
 
 def test_pools_of_several_layers_lie_one_behind_the_other() -> None:
@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_memory_is_taken_on_first_use() -> None:
-    """A pool far larger than this machine's memory is only address space."""
+    """A pool far larger than this machine's memory reserves only address space."""
     pool = ops.key_value_pool(1 << 16, 4, 128, "k8v8")
     assert pool.nbytes > 8 << 30
     last = pool.block(pool.blocks - 1)
@@ -98,7 +98,7 @@ def test_memory_is_taken_on_first_use() -> None:
 
 
 def test_what_is_mostly_never_written_lies_on_small_pages() -> None:
-    """One block takes its own memory, and not that of its neighbors."""
+    """A block uses its own memory but not that of its neighbors."""
     pool = ops.key_value_pool(64, 4, 128, "k8v8", large_pages=False)
     assert pool.nbytes > 2 * huge_pages.LARGE_BYTES
     before = resident_bytes()
@@ -108,6 +108,6 @@ def test_what_is_mostly_never_written_lies_on_small_pages() -> None:
 
 
 def resident_bytes() -> int:
-    """Anonymous memory of this process."""
+    """Return the anonymous memory of this process in bytes."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))

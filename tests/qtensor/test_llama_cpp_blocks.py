@@ -1,4 +1,4 @@
-"""Blocks that llama.cpp quantized, read as llama.cpp reads them: by the twin and by the native module, bit for bit."""
+"""Blocks quantized by llama.cpp dequantize to llama.cpp's values bit for bit, in NumPy and in the native module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notso.qtensor.tensor import QTensor
 QUANTIZED = [format for format in FORMATS.values() if not format.is_float]
 
 FAR = 0.9
-"""Root mean square of the error beside the numbers': ternary blocks have 0.8, a wrong layout has 1 and more."""
+"""Maximum root mean square error relative to the values': ternary blocks have 0.8, and a wrong layout at least 1."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_values(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> N
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
 def test_they_stand_for_what_was_quantized(format: Format, golden: dict[str, npt.NDArray[np.generic]]) -> None:
-    """So that the golden file itself is no nonsense that both sides agree on."""
+    """The dequantized values are close to the originals, so the golden file is plausible."""
     source, values = golden["source"].astype(np.float64), golden[f"{format.name}.values"].astype(np.float64)
     weight = golden["importance"].astype(np.float64)
     error = np.sqrt(((values - source) ** 2 * weight).sum(axis=1) / (source**2 * weight).sum(axis=1))

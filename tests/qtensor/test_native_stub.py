@@ -1,4 +1,4 @@
-"""The typed stub of the native module says what the module has: `make stub` writes it anew."""
+"""The native module's type stub is up to date; `make stub` regenerates it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The kernels of aarch64, compiled by a cross compiler and run by qemu: every one gives the bits of the generic ones.
+"""The AArch64 kernels, cross-compiled and run by qemu, give the bits of the generic kernels.
 
-tests/native/family_bits.cpp compares them; the first build takes a minute and is kept in build/. What it takes is said
-where it is missing.
+tests/native/family_bits.cpp compares them. The first build takes a minute and is kept in build/. If tools are missing,
+the skip message names them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def family_bits() -> Path:
 
 @pytest.fixture(scope="module")
 def digest_of_this_machine() -> str:
-    """Of what this machine's own generic kernels give for the same inputs."""
+    """Return a digest of this machine's results with the generic kernels for the same inputs."""
     program = aarch64.build("family_bits")
     run = subprocess.run([program, SEED, ROUNDS], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -44,7 +44,7 @@ def digests(printed: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("cpu", FAMILIES)
 def test_every_kernel_gives_the_bits_of_generic(cpu: str, family_bits: Path, digest_of_this_machine: str) -> None:
-    """Those that the processor has are taken, best first, and all results are those of this machine's as well."""
+    """Kernels of all families that the CPU supports are run, best first; results also equal those of this machine."""
     run = aarch64.run(cpu, family_bits, SEED, ROUNDS)
     assert run.returncode == 0, run.stdout + run.stderr
     found = digests(run.stdout)
@@ -54,13 +54,13 @@ def test_every_kernel_gives_the_bits_of_generic(cpu: str, family_bits: Path, dig
 
 @pytest.mark.parametrize("fault", ["matmul", "tiles", "rows", "attention"])
 def test_a_bit_turned_over_is_noticed(fault: str, family_bits: Path) -> None:
-    """Else the tests above prove nothing."""
+    """Without this check, the tests above could pass without detecting anything."""
     run = aarch64.run(DOTPROD, family_bits, SEED, ROUNDS, fault)
     assert run.returncode == 1 and "neon differs from generic" in run.stdout, run.stdout + run.stderr
 
 
 def test_operations_and_threads() -> None:
-    """Whole operations on threads, families put in force at run time, in arrays that end at forbidden pages."""
+    """Operations with several threads, families selected at run time, and arrays that end at inaccessible pages."""
     driver = aarch64.cross_build("driver")
     for cpu, families in FAMILIES.items():
         run = aarch64.run(cpu, driver, "kernels", SEED, "0")
@@ -70,7 +70,7 @@ def test_operations_and_threads() -> None:
     assert run.returncode == 0 and "threads: " in run.stdout, run.stdout + run.stderr
 
 
-# What a core may lack must stand in the objects of its family alone.
+# Instructions that some cores lack must occur only in the object files of their family.
 INSTRUCTIONS = {
     "generic": (set(), {"sdot", "udot", "smmla"}),
     "neon": ({"sdot", "udot"}, {"smmla", "ummla", "usdot"}),

@@ -1,4 +1,4 @@
-"""The kernel tests of this folder as they stand, run by a Python of aarch64 under qemu, with all of its families."""
+"""The kernel tests in this folder, run by an AArch64 Python under qemu with all of its families."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from aarch64 import I8MM
 
 TESTS = Path(__file__).parent
-# Only what stands in this folder: the conftest above it wants tools that are not there.
+# Only files of this folder: the conftest.py above needs packages that this Python does not have.
 ALONE = ("-c", "/dev/null", "--rootdir", str(TESTS), "--confcutdir", str(TESTS), "--import-mode=importlib")
 
 pytestmark = [

@@ -1,6 +1,6 @@
-"""Every operation refuses operands it cannot take, with OperandError, before it has written anything (reliability NK1).
+"""Every operation rejects invalid operands with OperandError before it writes anything (reliability NK1).
 
-The list of operations is read from the module itself, so that none can be forgotten (NK2).
+The operations are found by inspecting the module, so that none is omitted (NK2).
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ def pool() -> Operands:
 
 
 def two_runs(format: ops.KVFormat) -> Any:
-    """Four blocks, two in each run."""
+    """Create four blocks, two in each run."""
     return ops.key_value_pool(4, 2, 16, format).data.reshape(2, 2, 2, -1)
 
 
 def pools() -> Operands:
-    """A format below 8 bits, and what goes with it."""
+    """Create pools of a format below 8 bits, with their tables and window."""
     tables = np.array([[3, 2], [1, 0]], np.int32)
     return {"data": two_runs("k4v4"), "window_tables": tables, "window": two_runs("k8v8")}
 
 
 def with_pools(call: Callable[..., None], format: ops.KVFormat = "f16") -> Callable[..., None]:
-    """An operation called with the bytes of its pools."""
+    """Wrap an operation so that it is called with the bytes of its pools."""
 
     def run(data: Any, **operands: Any) -> None:
         if format != "f16":
@@ -64,7 +64,7 @@ def with_pools(call: Callable[..., None], format: ops.KVFormat = "f16") -> Calla
     return run
 
 
-# For each operation: operands that it takes, which of them it writes, and how it is called with them.
+# For each operation: a function that creates valid operands, the names of those that it writes, and a call.
 CASES: dict[str, tuple[Callable[[], Operands], set[str], Callable[..., None]]] = {
     "embed_rows": (lambda: {"ids": i(0, 5, 2), "out": f(3, 64)}, {"out"}, lambda **a: ops.embed_rows(WEIGHT, **a)),
     "gather_rows": (lambda: {"x": f(4, 5), "ids": i(3, 0), "out": f(2, 5)}, {"out"}, ops.gather_rows),
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[Callable[[], Operands], set[str], Callable[..., None]]] =
 }
 MAKERS = {"empty"}
 
-# Where another length is a valid call: more rows to choose from, a longer table, another width of a lone operand.
+# Dimensions that may have another length: rows to choose from, tables, and the width of a single operand.
 FREE_SIDES = {
     ("gather_rows", "x", 0), ("softmax", "x", 0), ("softmax", "x", 1), ("argmax", "x", 1),
     ("store_key_values", "tables", 0),
@@ -151,7 +151,7 @@ def _refuses(name: str, operands: Operands, what: str) -> None:
     before = {key: value.copy() for key, value in operands.items() if isinstance(value, np.ndarray)}
     with pytest.raises(OperandError) as caught:
         CASES[name][2](**operands)
-        pytest.fail(f"{name} takes {what}")
+        pytest.fail(f"{name} accepts {what}")
     assert "\n" not in str(caught.value) and isinstance(caught.value, NotsoError)
     for key, value in before.items():
         np.testing.assert_array_equal(operands[key], value, err_msg=f"{name} wrote {key} although it refused {what}")
@@ -165,7 +165,7 @@ def misaligned(a: Array) -> Array:
 
 
 def altered(a: Array) -> Iterator[tuple[str, Any]]:
-    """The same operand with something wrong with it."""
+    """Yield variants of an operand that are invalid in one way."""
     yield "None", None
     yield "a list", a.tolist()
     for dtype in (
@@ -211,7 +211,7 @@ def test_wrong_operands(name: str, operand: str) -> None:
             if (name, operand, axis) in FREE_SIDES and other:
                 continue
             if (name, operand, axis) == ("softmax", "x", 0):
-                continue  # no rows are nothing to do
+                continue  # zero rows are valid and do nothing
             shape = (*sides[:axis], other, *sides[axis + 1 :])
             wrong = np.zeros(shape, make()[operand].dtype)
             _refuses(name, {**make(), operand: wrong}, f"{operand} of shape {shape}")
@@ -223,7 +223,7 @@ def test_wrong_operands(name: str, operand: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, (_, written, _) in CASES.items() if written])
 def test_overlapping_operands(name: str) -> None:
-    """What is written may be the very same array where that is documented, but never begin elsewhere in it."""
+    """Output may be the same array as an input if documented, but must not overlap it otherwise."""
     make, written, _ = CASES[name]
     for out in written:
         for other, value in make().items():
@@ -250,13 +250,13 @@ def test_overlapping_operands(name: str) -> None:
     ],
 )  # fmt: skip
 def test_contents_out_of_range(name: str, operand: str, limit: int, make_index: int) -> None:
-    """Row numbers, positions, sequences and blocks: looked at when the operation runs, eagerly or in a program."""
+    """Row numbers, positions, sequences and blocks are checked when the operation runs, eagerly or in a program."""
     make, _, call = CASES[name]
     for wrong in (-1, limit, limit + 1, -(2**31), 2**31 - 1, 2**30):
         operands = make()
         row = operands[operand]
         if operand == "tables":
-            row[1 if make_index else 0, 0] = wrong  # a tile that a row of the batch looks at
+            row[1 if make_index else 0, 0] = wrong  # a tile that a row of the batch uses
         else:
             row[make_index] = wrong
         _refuses(name, operands, f"{operand} with {wrong}")
@@ -274,7 +274,7 @@ def test_contents_out_of_range(name: str, operand: str, limit: int, make_index: 
 def test_blocks_beyond_a_rows_position_are_not_looked_at() -> None:
     make, _, call = CASES["attention"]
     operands = make()
-    operands["tables"][0, 1] = -1  # sequence 0 stands at position 0, in its first tile
+    operands["tables"][0, 1] = -1  # sequence 0 is at position 0, in its first tile
     call(**operands)
 
 

@@ -1,4 +1,4 @@
-"""Packed weights give what rows give: their bytes taken out again, products, gates in turns, and what is refused."""
+"""Packed weights give the results of unpacked ones: unpacking, products, interleaved gate weights, and errors."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_every_row_comes_out_again(format: Format, rows: int, make_weight: Make)
 
 @each_packed
 def test_what_fills_up_the_last_rows_does_not_count(format: Format, make_weight: Make) -> None:
-    """Zeros, whatever the memory held."""
+    """Padding rows are zero, whatever the memory contained before."""
     weight = make_weight(format, 17, 512, np.random.default_rng(1))
     data = packed_twin(weight).data
-    lines = data.reshape(-1, 32, 4)  # dwords of 32 rows
+    lines = data.reshape(-1, 32, 4)  # 32-bit words of 32 rows
     assert not lines[-1, 17:].any() and lines[-1, :17].any()
 
 
@@ -66,7 +66,7 @@ def test_gate_and_up_in_turns(format: Format, columns: int, make_weight: Make, e
 
 
 def in_turns(*weights: QTensor) -> list[PackedTensor]:
-    """As an arena lays them out, but with any kernels in force."""
+    """Interleave packed weights as an arena does, with any kernels selected."""
     alone = [packed_twin(weight) for weight in weights]
     stride = sum(each.slab_stride for each in alone)
     room = np.full(-(-weights[0].rows // 64) * stride, 0xA5, np.uint8)

@@ -1,4 +1,4 @@
-"""Recorded programs: the bits of eager calls, arrays kept alive, contents read anew, and no way to break them."""
+"""Recorded programs give the bits of eager calls, keep their arrays alive, read current contents, and are safe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
 
 
 class Layer:
-    """One small block of a decoder: every operation once, over arrays of its own."""
+    """A small decoder layer that uses every operation once, with its own arrays."""
 
     def __init__(self, make_weight: Make, rows: int) -> None:
         rng = np.random.default_rng(9)
@@ -92,7 +92,7 @@ def test_replay_gives_the_bits_of_eager_calls(rows: int, make_weight: Make, ever
 
 
 def test_contents_are_read_when_it_runs(make_weight: Make) -> None:
-    """Token by token through one program, its ids and positions changed in place: the bits of the whole at once."""
+    """Decode token by token with one program whose ids and positions change in place; the bits equal a prefill's."""
     whole, single = Layer(make_weight, 140), Layer(make_weight, 1)
     whole.step()
     program = ops.Program()
@@ -119,7 +119,7 @@ def test_arrays_live_as_long_as_the_program(make_weight: Make) -> None:
     result = weakref.ref(y)
     del a, b, y, weight
     gc.collect()
-    for _ in range(20):  # what was freed would be overwritten
+    for _ in range(20):  # would overwrite freed memory
         np.full((64, 512), np.nan, np.float32)
     program.run()
     assert (out == 3).all()
@@ -128,7 +128,7 @@ def test_arrays_live_as_long_as_the_program(make_weight: Make) -> None:
     np.testing.assert_array_equal(kept, expected)
     del kept, program
     gc.collect()
-    assert all(ref() is None for ref in alive), "a program that is gone keeps nothing"
+    assert all(ref() is None for ref in alive), "a deleted program must not keep arrays alive"
 
 
 def test_a_refused_operation_is_not_recorded() -> None:
@@ -162,13 +162,13 @@ def test_one_recording_per_thread() -> None:
         thread = threading.Thread(target=lambda: (ops.add(x, x, x), seen.append(x[0, 0])))
         thread.start()
         thread.join()
-        assert seen == [2.0], "another thread computes at once"
+        assert seen == [2.0], "another thread's operations run immediately"
         ops.add(x, x, x)
     assert len(program) == 2 and len(other) == 0
 
 
 def test_it_stops_at_the_step_that_fails() -> None:
-    """Steps before the failing one have run; it and those behind it have written nothing; the next run works."""
+    """Steps before the failing one have run; it and later steps have written nothing. The next run succeeds."""
     x, ids, row, out = (np.ones((3, 4), np.float32), np.array([1], np.int32), *np.zeros((2, 1, 4), np.float32))
     program = ops.Program()
     with program.record():
@@ -185,7 +185,7 @@ def test_it_stops_at_the_step_that_fails() -> None:
 
 
 def test_the_interpreter_goes_on_while_it_runs(make_weight: Make) -> None:
-    """No lock of Python's is held: another thread counts while a long program runs."""
+    """The program releases the interpreter lock: another thread counts during a long run."""
     weight = make_weight(Q4_K, 2048, 2048, np.random.default_rng(2))
     x, y = np.ones((64, 2048), np.float32), np.zeros((64, 2048), np.float32)
     program = ops.Program()
@@ -211,8 +211,8 @@ def test_the_interpreter_goes_on_while_it_runs(make_weight: Make) -> None:
     took = time.perf_counter() - start
     done.set()
     watcher.join()
-    assert took > 0.2, "too short to show anything"
-    assert len(gaps) > 5 and max(gaps) < 0.9 * took, "held, there would be one gap, as long as the run"
+    assert took > 0.2, "the run must take long enough for a comparison"
+    assert len(gaps) > 5 and max(gaps) < 0.9 * took, "if the lock were held, one gap would last the whole run"
 
 
 def test_programs_of_several_threads_take_turns(make_weight: Make) -> None:

@@ -1,4 +1,4 @@
-"""The block layouts against the `gguf` package, against hand-made blocks, and back again."""
+"""Block layouts are compared with the `gguf` package and with hand-made blocks, and survive a round trip."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from notso.qtensor.reference.unpacked_blocks import grid
 
 ALL = list(FORMATS.values())
 
-# Root mean square error of quantizing normal numbers, relative to their own, measured and rounded up. A layout mistake
-# gives 0.3 and more.
+# Root mean square error of quantizing normally distributed values, relative to their own; measured and rounded up. An
+# incorrect layout gives 0.3 or more.
 ROUNDTRIP_ERROR = {
     F32: 0.0,
     F16: 3e-4,
@@ -33,7 +33,7 @@ ONLY_READ = [f for f in ALL if f not in MADE]
 
 
 def random_blocks(format: Format, count: int, seed: int) -> np.ndarray:
-    """Random bytes, with scales that are never NaN or infinite; subnormal, tiny, huge and negative ones included."""
+    """Return random blocks with finite scales, including subnormal, tiny, huge and negative ones."""
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (count, format.block_bytes), np.uint8)
     if format is F32:
@@ -69,11 +69,11 @@ def test_q4_k_by_hand() -> None:
     raw[0:2] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
     raw[2:4] = np.frombuffer(np.float16(0.25).tobytes(), np.uint8)
     scales = raw[4:16]
-    scales[1] = 63 | 2 << 6  # scale 1 = 63; scale 5 gains 32
-    scales[5] = 17 | 3 << 6  # min 1 = 17; min 5 gains 48
+    scales[1] = 63 | 2 << 6  # scale 1 = 63; adds 32 to scale 5
+    scales[5] = 17 | 3 << 6  # min 1 = 17; adds 48 to min 5
     scales[9] = 7 | 9 << 4  # low nibbles of scale 5 and min 5
-    raw[16 + 0] = 0xA0  # number 32: high nibble 10, sub-block 1
-    raw[16 + 64 + 3] = 0xB0  # number 128 + 32 + 3: high nibble 11, sub-block 5
+    raw[16 + 0] = 0xA0  # value 32: high nibble 10, sub-block 1
+    raw[16 + 64 + 3] = 0xB0  # value 128 + 32 + 3: high nibble 11, sub-block 5
     numbers = blocks.dequantize(Q4_K, raw)
     assert numbers[32] == 0.5 * 63 * 10 - 0.25 * 17
     assert numbers[33] == -0.25 * 17
@@ -85,7 +85,7 @@ def test_q6_k_by_hand() -> None:
     raw = np.zeros(210, np.uint8)
     raw[208:210] = np.frombuffer(np.float16(2.0).tobytes(), np.uint8)
     raw[192:208] = np.arange(16, dtype=np.int8).view(np.uint8) * 3
-    raw[64 + 32 + 5] = 0xC0  # second half, quarter 3, l = 5: low nibble 12 from the high nibble
+    raw[64 + 32 + 5] = 0xC0  # second half, third quarter, l = 5: low nibble 12, from the high nibble
     raw[128 + 32 + 5] = 0x40  # ... and upper bits 1 at position 6
     numbers = blocks.dequantize(Q6_K, raw)
     assert numbers[128 + 96 + 5] == 2.0 * (3 * 14) * (12 + 16 - 32)
@@ -119,8 +119,8 @@ def test_quantize_edge_rows(format: Format) -> None:
     rows = np.zeros((7, 256), np.float32)
     rows[1] = 1.0
     rows[2] = -3.0
-    rows[3, 17] = -5.0  # one lone value
-    rows[4] = 1e-9  # below what a float16 scale can hold: becomes zero, not NaN
+    rows[3, 17] = -5.0  # a single value
+    rows[4] = 1e-9  # below the range of a float16 scale: becomes zero, not NaN
     rows[5] = np.linspace(0.5, 1.5, 256)
     rows[6] = 1e-38
     got = blocks.dequantize(format, blocks.quantize(format, rows))
@@ -141,7 +141,7 @@ def test_quantize_is_as_good_as_the_gguf_package(format: Format) -> None:
 
 def test_bf16_rounds_as_the_gguf_package_does() -> None:
     x = np.random.default_rng(3).standard_normal((2, 4096)).astype(np.float32)
-    x[0, :3] = [1.00390625, 1.01171875, -0.0]  # two ties and a zero with a sign
+    x[0, :3] = [1.00390625, 1.01171875, -0.0]  # two ties and a negative zero
     np.testing.assert_array_equal(blocks.quantize(BF16, x), gguf.quants.quantize(x, gguf.GGMLQuantizationType.BF16))
 
 
@@ -201,8 +201,8 @@ def test_dequantize_keeps_leading_sides_and_empty_arrays() -> None:
 
 def test_q8k_by_hand() -> None:
     x = np.zeros((1, 512), np.float32)
-    x[0, :4] = [127.0, -63.5, 2.5, 3.5]  # 2.5 and 3.5 are ties: to even
-    x[0, 256:258] = [1e-31, -1e-31]  # a block too small to have a scale
+    x[0, :4] = [127.0, -63.5, 2.5, 3.5]  # 2.5 and 3.5 are ties and are rounded to even
+    x[0, 256:258] = [1e-31, -1e-31]  # a block too small for a scale
     d, q, bsums = blocks.quantize_q8k(x)
     assert d.tolist() == [[1.0, 0.0]]
     assert q[0, 0, :5].tolist() == [127, -64, 2, 4, 0]
@@ -236,7 +236,7 @@ def test_q8x32_is_q8k_by_smaller_blocks() -> None:
     d, q = blocks.quantize_q8x32(x)
     assert (d.shape, d.dtype, q.shape, q.dtype) == ((3, 16), np.float32, (3, 16, 32), np.int8)
     assert np.argwhere(np.isnan(d)).tolist() == [[1, 1], [2, 3]] and d[0, 0] == 0 and not q[0, 0].any()
-    for block in range(16):  # each as if it stood alone among zeros
+    for block in range(16):  # each block alone among zeros
         alone = np.zeros((3, 256), np.float32)
         alone[:, :32] = x[:, 32 * block : 32 * block + 32]
         wide = blocks.quantize_q8k(alone)
@@ -256,7 +256,7 @@ def test_q8k_refuses_other_shapes(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("format", [Q4_K, Q5_K], ids=str)
 def test_super_block_scales_survive_packing(format: Format) -> None:
-    """Every combination of the six-bit fields' bits comes back, whatever the neighbors hold."""
+    """Every combination of the six-bit fields' bits is preserved, whatever the neighboring fields contain."""
     rng = np.random.default_rng(8)
     scales, mins = rng.integers(0, 64, (2, 500, 8))
     raw = random_blocks(format, 500, seed=9)

@@ -1,4 +1,4 @@
-"""The numpy twins against sums done by hand and against plainer code."""
+"""The NumPy reference operations, compared with manual calculations and with simpler code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notso.qtensor.tensor import QTensor
 
 QUANTIZED = [f for f in FORMATS.values() if not f.is_float]
 
-# |matmul_q8k - matmul_dequantized| over |x| |w|: what rounding activations to 8 bits costs, measured 0.002, rounded up.
+# |matmul_q8k - matmul_dequantized| relative to |x| |w|, the error of 8-bit activations: measured 0.002, rounded up.
 ACTIVATION_ERROR = 0.004
 
 
@@ -29,7 +29,7 @@ def floats(*values: float) -> np.ndarray:
 
 
 def nearest_float32(exact: Fraction) -> np.float32:
-    """Round an exact number to float32 by looking at the neighbors of a first guess."""
+    """Round an exact value to float32 by comparing the neighbors of an approximation."""
     guess = np.float32(float(exact))
     around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
     return min(around, key=lambda f: (abs(Fraction(float(f)) - exact), int(f.view(np.uint32)) & 1))
@@ -38,7 +38,7 @@ def nearest_float32(exact: Fraction) -> np.float32:
 def test_fma_rounds_once() -> None:
     rng = np.random.default_rng(1)
     near = (2.0 ** -rng.integers(8, 23, 4000)).astype(np.float32)
-    # half: a * b is half a unit in the last place of c, give or take next to nothing; half: anything
+    # for one half, a * b is close to half a unit in the last place of c; for the other half, c is arbitrary
     a = (2.0**-12 * (1 + near)).astype(np.float32)
     b = (2.0**-12 * (1 - near)).astype(np.float32)
     c = (1 + rng.integers(0, 1 << 22, 4000) / (1 << 23)).astype(np.float32)
@@ -48,7 +48,7 @@ def test_fma_rounds_once() -> None:
     exact = [Fraction(float(p)) * Fraction(float(q)) + Fraction(float(r)) for p, q, r in zip(a, b, c, strict=True)]
     np.testing.assert_array_equal(got, np.array([nearest_float32(e) for e in exact], np.float32))
     twice = (a.astype(np.float64) * b + c).astype(np.float32)
-    assert (twice != got).any()  # the inputs are hard enough to show the difference
+    assert (twice != got).any()  # the inputs are difficult enough for a difference
 
 
 def test_fma_passes_on_what_is_not_finite() -> None:
@@ -61,7 +61,7 @@ def test_fma_passes_on_what_is_not_finite() -> None:
 
 def random_weight(format: Format, rows: int, cols: int, seed: int) -> QTensor:
     rng = np.random.default_rng(seed)
-    if format in UNPACK_32 or format in UNPACK_256:  # which are only read
+    if format in UNPACK_32 or format in UNPACK_256:  # formats that can only be read
         packed = random_blocks(format, rows * cols // format.block_values, rng)
         return QTensor("w", format, (rows, cols), packed.reshape(-1))
     return QTensor.quantize((rng.standard_normal((rows, cols)) * 0.02).astype(np.float32), format, "w")
@@ -87,7 +87,7 @@ def scalar_fma(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
 
 @pytest.mark.parametrize("format", QUANTIZED, ids=str)
 def test_matmul_q8k_one_number_at_a_time(format: Format) -> None:
-    """The same sums as scalar loops over one row, written from the blocks' definitions alone."""
+    """The same sums computed by scalar loops over one row, written from the block definitions only."""
     x, weight = random_input(1, 512, seed=4), random_weight(format, 3, 512, seed=5)
     dx, qx, bsums = (part[0] for part in blocks.quantize_q8k(x))
     fine_d, fine_q = (part[0] for part in blocks.quantize_q8x32(x))
@@ -129,8 +129,8 @@ def test_matmul_q8k_one_number_at_a_time(format: Format) -> None:
 
 
 def test_matmul_q8k_largest_integers() -> None:
-    """All fields at their extremes: sums past 2^24, where float32 no longer holds every integer."""
-    raw = np.full((1, 210), 0xFF, np.uint8)  # q = 31 everywhere
+    """All fields at their extremes: sums exceed 2^24, above which float32 does not represent every integer."""
+    raw = np.full((1, 210), 0xFF, np.uint8)  # all values are 31
     raw[0, 192:208] = 0x80  # scale -128
     raw[0, 208:210] = [0, 0x3C]  # d = 1
     weight = QTensor("w", Q6_K, (1, 256), raw.reshape(-1))
@@ -188,7 +188,7 @@ def test_embedding_rows(format: Format) -> None:
     assert ops.embedding_rows(weight, np.array([], np.int64)).shape == (0, 256)
 
 
-# ---------------------------------------------------------------- element by element
+# ---------------------------------------------------------------- elementwise operations
 
 
 def test_rms_norm_by_hand() -> None:
@@ -197,7 +197,7 @@ def test_rms_norm_by_hand() -> None:
     np.testing.assert_allclose(got, [[3 / root, 8 / root], [0, 0]], rtol=1e-7)
     assert ops.rms_norm(floats(1e-3, 1e-3), floats(1, 1), eps=1e-6) == pytest.approx(
         1 / math.sqrt(2)
-    )  # eps in the root
+    )  # eps under the root
 
 
 def test_silu_mul_by_hand() -> None:
@@ -219,7 +219,7 @@ def test_softmax_by_hand() -> None:
     np.testing.assert_allclose(got, [[0.25, 0.75], [0, 1]], atol=1e-5)
 
 
-# ---------------------------------------------------------------- rotation
+# ---------------------------------------------------------------- rotary positions
 
 
 def test_inverse_frequencies_by_hand() -> None:
@@ -255,7 +255,7 @@ def test_rope_scores_depend_on_distance_only() -> None:
 
 
 def test_yarn_as_the_facts_sheet_has_it() -> None:
-    """head 128, theta 5e6, factor 2 over 65,536: pairs to 24 keep their pace, from 39 on they are halved."""
+    """head 128, theta 5e6, factor 2 over 65,536: pairs up to 24 keep their frequency; from 39 on, it is halved."""
     plain = ops.inverse_frequencies(128, 5e6)
     got, scale = ops.yarn_frequencies(128, 5e6, 2.0, 65536)
     np.testing.assert_array_equal(got[:25], plain[:25])
@@ -279,7 +279,7 @@ def test_rope_scale_multiplies_the_result() -> None:
 
 
 def test_attention_by_hand() -> None:
-    """Two query heads share one key head; the first row sees one key, the second two."""
+    """Two query heads share a key head. The first row attends to one key, the second to two."""
     k = np.array([[[1, 0]], [[0, 1]], [[9, 9]]], np.float32)
     v = np.array([[[1, 2]], [[3, 4]], [[99, 99]]], np.float32)
     q = np.array([[[0, 0], [5, 5]], [[0, 0], [math.log(3), 0]]], np.float32)

@@ -1,4 +1,4 @@
-"""Random blocks are valid, of the size asked for, varied, and the same for the same seed."""
+"""Random blocks are valid, have the requested size, vary, and depend only on the seed."""
 
 from __future__ import annotations
 

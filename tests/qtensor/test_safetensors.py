@@ -1,4 +1,4 @@
-"""Safetensors: what the format says, and headers that lie about their file."""
+"""Safetensors files: valid files according to the format, and headers that contradict the file."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_header_longer_than_its_file(tmp_path: Path, length: int) -> None:
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """A good file with bytes changed, cut off or put in: its tensors, or our error."""
+    """A valid file with bytes changed, cut off or inserted gives tensors or our error."""
     good = file_of(tmp_path_factory.getbasetemp() / "good.safetensors", entry(), VALUES.tobytes()).read_bytes()
     at = data.draw(st.integers(0, len(good) - 1))
     cut = data.draw(st.integers(0, 8))

@@ -1,6 +1,7 @@
-"""The native code under address, undefined-behavior and thread sanitizers, without Python: tests/native/driver.cpp.
+"""Native code under the address, undefined-behavior and thread sanitizers, without Python: tests/native/driver.cpp.
 
-A few seconds here, once the driver is built (half a minute, kept in build/); `make sanitize` runs it for long.
+The first build takes half a minute and is kept in build/; the tests then take a few seconds. `make sanitize` runs them
+longer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.timeout(1200), pytest.mark.long("native")]
 
 
 def tool(name: str) -> str:
-    """A program beside this Python or on the path."""
+    """Return a program next to this Python or on PATH; skip the test if there is none."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -71,13 +72,14 @@ def watch(driver: Path, what: str) -> None:
 
 
 def test_kernels_and_operations_stay_in_their_memory(tmp_path: Path) -> None:
-    """Every family, every format, exactly sized arrays: no byte too far, nothing undefined, and the same bits."""
+    """All families and formats with exactly sized arrays: no access out of bounds or undefined behavior; equal bits."""
     need_sanitizer("address,undefined", tmp_path)
     without_amx = "OFF" if "amx_int8" in kernel_choice.cpu_features() else "ON"
     watch(build("address,undefined", f"-DWITHOUT_AMX={without_amx}"), "kernels")
 
 
 def test_the_pool_has_no_races(tmp_path: Path) -> None:
-    """Callers, replaced pools and changed kernels at once. The generic kernels do: races are the pool's business."""
+    """Concurrent callers, replaced thread pools and changed kernels. Generic kernels suffice, because only the pool
+    could have races."""
     need_sanitizer("thread", tmp_path)
     watch(build("thread", "-DQTENSOR_GENERIC_ONLY=ON"), "threads")

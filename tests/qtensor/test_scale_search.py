@@ -1,4 +1,4 @@
-"""Searches for scales: better than the obvious ones, and better where it matters."""
+"""Searches for scales give smaller errors than simple scales, in particular for important columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notso.qtensor.reference import blocks
 SEARCHED = [Q4_K, Q5_K, Q6_K]
 
 OBVIOUS = {Q4_K: 15, Q5_K: 31, Q6_K: 63}
-"""Steps between the smallest and the largest number of a group."""
+"""Number of steps between the minimum and the maximum of a group."""
 
 
 def numbers(seed: int, *shape: int) -> np.ndarray:
@@ -26,7 +26,7 @@ def error(format: Format, x: np.ndarray, importance: np.ndarray | None, judged_b
 
 @pytest.mark.parametrize("format", SEARCHED, ids=str)
 def test_better_than_the_extremes_of_each_group(format: Format) -> None:
-    """Even with scales that are exact, which those of a file are not."""
+    """Even if the simple scales are exact, which scales in files are not."""
     x = numbers(1, 16, 1024)
     groups = x.reshape(-1, 16 if format is Q6_K else 32).astype(np.float64)
     if format is Q6_K:
@@ -48,7 +48,7 @@ def test_errors_go_where_they_matter_less(format: Format) -> None:
 
 @pytest.mark.parametrize("format", SEARCHED, ids=str)
 def test_importance_belongs_to_columns_and_its_size_is_nothing(format: Format) -> None:
-    """Rows of several super-blocks, in pieces that begin anywhere."""
+    """Only relative importance of columns matters. Rows of several super-blocks are processed in arbitrary pieces."""
     x = numbers(4, 3 * blocks.SEARCHED_VALUES // 768 + 1, 768)
     importance = np.random.default_rng(5).lognormal(0, 1, 768).astype(np.float32)
     together = blocks.quantize(format, x, importance)

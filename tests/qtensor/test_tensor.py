@@ -1,4 +1,4 @@
-"""A tensor checks its own bounds and shows its rows without copying."""
+"""Tensors validate their size, and give access to rows without copying."""
 
 from __future__ import annotations
 

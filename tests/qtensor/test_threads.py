@@ -1,4 +1,4 @@
-"""Threads share rows and never change a bit; their number is bounded, and pools come and go without a trace."""
+"""Threads share rows without changing a bit; their number is limited, and ended pools leave no threads."""
 
 from __future__ import annotations
 
@@ -96,20 +96,20 @@ def threads_of_process() -> set[str]:
     return {task.name for task in Path("/proc/self/task").iterdir()}
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
 def test_pools_leave_no_threads_behind() -> None:
     kernel_choice.set_threads(1)
     alone = threads_of_process()
     for count in (4, 2, 7, 1, 3, 1):
         kernel_choice.set_threads(count)
-        until = time.monotonic() + 60  # one that was joined may be listed for a moment yet
+        until = time.monotonic() + 60  # the system may still list a joined thread for a moment
         while len(threads_of_process() - alone) != count - 1:
-            assert time.monotonic() < until, "one pool, and the caller is one of its threads"
+            assert time.monotonic() < until, "only one pool remains, and the caller is one of its threads"
             time.sleep(0.001)
 
 
 def test_more_threads_than_rows_and_more_than_cores(make_weight: Make) -> None:
-    """Oversubscribed it may be slow, but must end and be right."""
+    """Oversubscription may be slow, but must finish with correct results."""
     weight = make_weight(Q4_K, 3, 256, np.random.default_rng(3))
     x, y, expected = np.ones((1, 256), np.float32), np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32)
     kernel_choice.set_threads(1)
@@ -142,9 +142,9 @@ def test_callers_of_many_threads_take_turns() -> None:
     assert not wrong
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_computes_alone() -> None:
-    """Threads do not survive a fork: the child must neither hang nor crash, also when it sets threads or ends."""
+    """A forked child has none of the threads. It must neither hang nor crash, even if it sets threads or exits."""
     code = (
         "import os, numpy as np\n"
         "from notso.qtensor.backends.cpu import kernel_choice, ops\n"
@@ -164,7 +164,7 @@ def test_a_forked_child_computes_alone() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited by the system's means")
+@pytest.mark.skipif(sys.platform != "linux", reason="the system must limit the address space")
 def test_threads_that_cannot_start_are_an_error() -> None:
     code = (
         "import resource\n"

@@ -1,4 +1,5 @@
-"""Cores that differ: each takes the work it can do, a very slow one is not waited for, and no bit changes."""
+"""On cores with different speeds, each thread takes work according to its speed, a very slow one is not waited for, and
+results do not change."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from notso.qtensor.tensor import QTensor
 
 ROOT = Path(__file__).parents[2]
 TASKS = Path("/proc/self/task")
-CGROUPS = Path("/sys/fs/cgroup/cpu")  # version 1, whose groups take single threads
+CGROUPS = Path("/sys/fs/cgroup/cpu")  # cgroups version 1, which can contain single threads
 PRODUCTS = 400
 
 Make = Callable[..., QTensor]
 
 
 def test_the_pool_with_workers_that_differ(tmp_path: Path) -> None:
-    """tests/native/uneven_cores.cpp: 1 to 128 threads, slow ones, one that stops now and then, a slow caller."""
+    """tests/native/uneven_cores.cpp: 1 to 128 threads, with slow and pausing ones, and a slow caller."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
@@ -40,7 +41,7 @@ def test_the_pool_with_workers_that_differ(tmp_path: Path) -> None:
 
 @contextmanager
 def two_threads(cpu: int, other: int) -> Iterator[int]:
-    """The caller on `other` and one thread of the pool on `cpu`, whose id is given."""
+    """Pin the caller to `other` and one thread of the pool to `cpu`; yield that thread's id."""
     kernel_choice.set_threads(1)
     alone = {int(task.name) for task in TASKS.iterdir()}
     before = os.sched_getaffinity(0)
@@ -57,7 +58,7 @@ def two_threads(cpu: int, other: int) -> Iterator[int]:
 
 @contextmanager
 def hogged(worker: int, cpu: int) -> Iterator[None]:
-    """The thread gets what a busy process on its CPU leaves it."""
+    """Run a busy process on the thread's CPU."""
     hog = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"])
     try:
         os.sched_setscheduler(worker, os.SCHED_IDLE, os.sched_param(0))
@@ -69,7 +70,7 @@ def hogged(worker: int, cpu: int) -> Iterator[None]:
 
 @contextmanager
 def throttled(worker: int, cpu: int) -> Iterator[None]:
-    """The thread may run for two of every hundred milliseconds."""
+    """Let the thread run for two of every hundred milliseconds."""
     group = CGROUPS / f"notso-test-{worker}"
     try:
         group.mkdir()
@@ -79,7 +80,7 @@ def throttled(worker: int, cpu: int) -> Iterator[None]:
     except OSError as error:
         with suppress(OSError):
             group.rmdir()
-        pytest.skip(f"no cgroup with a quota of processor time can be made here: {error}")
+        pytest.skip(f"a cgroup with a CPU quota cannot be created here: {error}")
     try:
         yield
     finally:
@@ -90,12 +91,12 @@ def throttled(worker: int, cpu: int) -> Iterator[None]:
 Disturbed = Callable[[int, int], AbstractContextManager[None]]
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE") or not TASKS.is_dir(), reason="threads are told apart as Linux does")
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE") or not TASKS.is_dir(), reason="uses thread ids of Linux")
 @pytest.mark.parametrize("disturbed", [hogged, throttled])
 def test_a_disturbed_core_takes_less(disturbed: Disturbed, make_weight: Make) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
-        pytest.skip("there is one CPU here, and the disturbed thread wants one of its own")
+        pytest.skip("requires two CPUs")
     rng = np.random.default_rng(4)
     weight, x = make_weight(Q4_K, 2048, 2048, rng), rng.standard_normal((1, 2048), np.float32)
     expected, y = np.empty((1, 2048), np.float32), np.empty((1, 2048), np.float32)

@@ -1,5 +1,5 @@
-"""What tests of the model's floor run on: tokenizers (a small one trained here, the official one where its file lies)
-and models (random weights, and the demo)."""
+"""Tokenizers (a small one trained here, and the official one if its file exists) and models (random weights, and the
+demo) for tests of this layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USER_DEFINED_TEXTS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<co
 
 
 def official_file(name: str) -> Path:
-    """A file of the official model's tokenizer and templates; skips the test where it is not there."""
+    """Return a file of the official tokenizer or templates; skip the test if it does not exist."""
     path = OFFICIAL_DATA / name
     if not path.is_file():
         pytest.skip(f"the official {name} is not in ../shared/data")
@@ -38,7 +38,7 @@ def official_file(name: str) -> Path:
 
 
 def metadata_of(tokenizer_json: dict[str, Any], control: set[str], eos: str = "<|im_end|>") -> dict[str, Any]:
-    """What a GGUF file says of the tokenizer that a tokenizer.json describes."""
+    """Return a GGUF file's metadata for the tokenizer of a tokenizer.json."""
     added = {token["content"]: token["id"] for token in tokenizer_json["added_tokens"]}
     ids = {**tokenizer_json["model"]["vocab"], **added}
     tokens = sorted(ids, key=lambda text: ids[text])
@@ -55,7 +55,7 @@ def metadata_of(tokenizer_json: dict[str, Any], control: set[str], eos: str = "<
 
 
 def _trained() -> tokenizers.Tokenizer:
-    """A byte-level BPE like SmolLM3's, but small, and with its special tokens before the ordinary ones."""
+    """Train a small byte-level BPE tokenizer like SmolLM3's, but with the special tokens before the ordinary ones."""
     encoder = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -77,20 +77,20 @@ def _trained() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="session")
 def small_json() -> dict[str, Any]:
-    """The small tokenizer as a tokenizer.json."""
+    """Return the small tokenizer as a tokenizer.json."""
     data: dict[str, Any] = json.loads(_trained().to_str())
     return data
 
 
 @pytest.fixture(scope="session")
 def small_oracle(small_json: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The library's own tokenizer for `small_json`, which finds special tokens in text."""
+    """Return the tokenizers library's tokenizer for `small_json`, which recognizes special tokens in text."""
     return tokenizers.Tokenizer.from_str(json.dumps(small_json))
 
 
 @pytest.fixture(scope="session")
 def small_metadata(small_json: dict[str, Any]) -> dict[str, Any]:
-    """The small tokenizer as a GGUF file has it. Do not change it: copy it."""
+    """Return the small tokenizer as in a GGUF file. Copy it for changes."""
     return metadata_of(small_json, set(CONTROL_TEXTS))
 
 
@@ -101,7 +101,7 @@ def small_tokenizer(small_metadata: dict[str, Any]) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def official_metadata() -> dict[str, Any]:
-    """The official tokenizer as the official GGUF files have it; skips where its file is not there."""
+    """Return the official tokenizer as in the official GGUF files; skip the test if its file does not exist."""
     data = json.loads(official_file("tokenizer.json").read_bytes())
     control = {token["content"] for token in data["added_tokens"] if token["special"]}
     return metadata_of(data, control)
@@ -114,7 +114,7 @@ def official_tokenizer(official_metadata: dict[str, Any]) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def official_oracle() -> tokenizers.Tokenizer:
-    """The library's own reading of the official tokenizer.json."""
+    """Return the tokenizers library's tokenizer for the official tokenizer.json."""
     return tokenizers.Tokenizer.from_file(str(official_file("tokenizer.json")))
 
 
@@ -122,25 +122,25 @@ def official_oracle() -> tokenizers.Tokenizer:
     scope="session", params=["official of Hugging Face", "official of ggml-org", "demo"], ids=["hf", "gguf", "demo"]
 )
 def template_source(request: pytest.FixtureRequest) -> str:
-    """Each chat template that we know; the official ones where their files are there."""
+    """Return each known chat template; the official ones if their files exist."""
     if request.param == "demo":
         return (ROOT / "training/chat_template.jinja").read_text()
     hf = "Hugging" in request.param
     return official_file("chat_template.jinja" if hf else "chat_template.ggml-org-gguf.jinja").read_text()
 
 
-# ---------------------------------------------------------------- models to run
+# ---------------------------------------------------------------- models
 
 
 @pytest.fixture(scope="session")
 def random_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight layers of random weights, F32 (`golden.random_models`)."""
+    """Write a model with eight layers of random weights in F32 (`golden.random_models`)."""
     return RANDOM.write(tmp_path_factory.mktemp("random") / "random.gguf")
 
 
 @pytest.fixture(scope="session")
 def demo_f32_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with every tensor dequantized."""
+    """Write the demo model with all tensors dequantized."""
     return write_dequantized(demo_path(), tmp_path_factory.mktemp("demo") / "demo-f32.gguf")
 
 
@@ -152,7 +152,7 @@ def random_engine(random_file: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def demo_engine() -> Iterator[Engine]:
-    """The demo model as it is shipped."""
+    """Load the demo model as shipped."""
     with Engine.load() as engine:
         yield engine
 
@@ -165,7 +165,7 @@ def demo_f32_engine(demo_f32_file: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def own_kernels() -> Iterator[None]:
-    """Lets a test choose kernels and threads, and puts back what was in force."""
+    """Restore kernels and threads after a test that changes them."""
     kernels, threads = kernel_choice.kernels(), kernel_choice.threads()
     yield
     kernel_choice.use_kernels(kernels)
@@ -174,20 +174,20 @@ def own_kernels() -> Iterator[None]:
 
 @pytest.fixture
 def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Price the rows of draft tokens at nothing. The engine prices them by timed steps, so on a busy machine a test
-    that demands accepted drafts would find none."""
+    """Set the cost of draft rows to zero. The engine measures this cost, so on a busy machine it might propose no
+    drafts, which a test requires."""
     monkeypatch.setattr(StepLatency, "ratio", lambda self, rows, more: 1.0)
 
 
 @pytest.fixture(scope="session")
 def demo_f16_engine() -> Iterator[Engine]:
-    """The demo model with a cache in half precision, as the peers keep theirs."""
+    """Load the demo model with a half-precision cache, as the peers use."""
     with Engine.load(kv="f16") as engine:
         yield engine
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
-    """Opens a folder of blocks, the same one each time."""
+    """Return a function that opens a folder of blocks, the same one each time."""
     with opening(tmp_path / "kv") as open_files:
         yield open_files

@@ -1,4 +1,4 @@
-"""An engine that takes no step while a test arranges what it is to find."""
+"""Pause an engine while a test prepares requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notso.smollm3 import Engine
 
 @contextlib.contextmanager
 def held(engine: Engine) -> Iterator[None]:
-    """What is submitted meanwhile is taken in together at the end; readers may be in place by then."""
+    """Pause the engine. Requests submitted meanwhile start together at the end, after readers have subscribed."""
     is_held, release = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -1,4 +1,4 @@
-"""Configuration from metadata: what is read, what is derived, what is refused and how it is named."""
+"""Configuration from metadata: values that are read or derived, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OFFICIAL: dict[str, Any] = {
     "smollm3.vocab_size": 128256,
     "tokenizer.ggml.tokens": ["x"] * 128256,
 }
-"""What the official files say, in the words they say it."""
+"""Metadata of the official files."""
 
 REQUIRED = (
     "general.architecture",
@@ -47,7 +47,8 @@ REQUIRED = (
 
 
 def read(**changes: Any) -> SmolLM3Config:
-    """The official metadata with some keys changed (`__` for a dot), or left out where the value is None."""
+    """Return the configuration of the official metadata with changed keys (`__` for dots), without those set to
+    None."""
     changed = OFFICIAL | {key.replace("__", "."): value for key, value in changes.items()}
     return SmolLM3Config.from_metadata({key: value for key, value in changed.items() if value is not None})
 
@@ -105,7 +106,7 @@ YARN = {"smollm3__rope__scaling__type": "yarn", "smollm3__rope__scaling__factor"
 
 
 def test_yarn_of_the_file_holds_for_every_context() -> None:
-    """As the model card tells for 128K: the frequencies of a longer context, at once and not twice."""
+    """As in the model card for 128K: frequencies for the longer context apply at all lengths, and only once."""
     stretched = {"smollm3__context_length": 131_072, "smollm3__rope__scaling__original_context_length": 65_536}
     neutral = {"smollm3__rope__scaling__attn_factor": 1.0, "smollm3__rope__scaling__finetuned": True}
     of_file, plain = read(**YARN, **stretched, **neutral), read()
@@ -115,7 +116,7 @@ def test_yarn_of_the_file_holds_for_every_context() -> None:
         assert of_file.rope_frequencies(context_tokens) == plain.rope_frequencies(131_072)
     assert plain.rope_frequencies(65_536) != plain.rope_frequencies(131_072)
     assert of_file.max_context_tokens == plain.max_context_tokens == 131_072
-    assert read(**YARN).yarn_of_file == (2.0, 65_536)  # without the original context it is the file's
+    assert read(**YARN).yarn_of_file == (2.0, 65_536)  # the default is the file's context
     assert read(smollm3__rope__scaling__type="none") == plain
 
 
@@ -164,7 +165,7 @@ def test_a_head_dimension_of_its_own() -> None:
     assert read(**keys, smollm3__rope__dimension_count=64).head_dim == 64
 
 
-# ---------------------------------------------------------------- rotation
+# ---------------------------------------------------------------- rotary positions
 
 
 def test_frequencies_within_the_trained_context_are_plain() -> None:
@@ -176,7 +177,7 @@ def test_frequencies_within_the_trained_context_are_plain() -> None:
 
 
 def test_yarn_is_that_of_transformers() -> None:
-    """`golden/rope_of_the_3b.npz`: inv_freq and attention factor that transformers computes for the 3B."""
+    """`golden/rope_of_the_3b.npz` contains transformers' inv_freq and attention factor for the 3B."""
     with np.load(FOLDER / "rope_of_the_3b.npz", allow_pickle=False) as kept:
         frequencies, factor = read().rope_frequencies(131_072)
         np.testing.assert_allclose(frequencies, kept["yarn"], rtol=2e-6)
@@ -187,7 +188,7 @@ def test_yarn_is_that_of_transformers() -> None:
 
 
 def test_yarn_keeps_fast_pairs_halves_slow_ones_and_mixes_between() -> None:
-    """The ramp runs over pairs 24 to 39 of 64."""
+    """Interpolation covers pairs 24 to 39 of 64."""
     config = read()
     plain, _ = config.rope_frequencies(65_536)
     yarn, factor = config.rope_frequencies(65_537)

@@ -1,5 +1,5 @@
-"""Files that are none, or have no end, where a model, an adapter or a configuration is looked for: each reader says so
-at once, waits for no writer and fills no memory."""
+"""Pipes, devices, directories and endless files in place of models, adapters and configurations: each reader raises an
+error immediately, without waiting for a writer or filling memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOLE_BYTES = 1 << 40
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         here = Path.cwd()
-        os.chdir(path.parent)  # a socket's path has a hundred characters at most
+        os.chdir(path.parent)  # paths of sockets are limited to about a hundred characters
         made.bind(path.name)
         os.chdir(here)
 
@@ -56,7 +56,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Path]]:
-    """Puts something in the place of a file."""
+    """Return a function that replaces a file with such an object."""
 
     def put(path: Path) -> Path:
         path.unlink(missing_ok=True)
@@ -154,7 +154,7 @@ def test_configurations(tmp_path: Path, place: Callable[[Path], Path], monkeypat
 
 
 def test_a_key_or_text_that_a_person_names_has_an_end(tmp_path: Path) -> None:
-    """It may be a pipe of their shell."""
+    """The file may be a pipe of the user's shell."""
     endless = Path("/dev/zero")
     with pytest.raises(typer.BadParameter, match="larger than 64 KiB"):
         options.api_key(endless)

@@ -1,4 +1,4 @@
-"""What only talks about an engine stays light: values, errors and the protocol of the store load no arrays."""
+"""Modules that only describe an engine import quickly: values, errors and the store's protocol do not import arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAVY = ("numpy", "notso.qtensor._native", "tokenizers", "jinja2", "huggingface_
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Modules after a statement, in an interpreter of its own."""
+    """Return the modules that are loaded after a statement in a new interpreter."""
     program = f"import sys\n{statement}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     return set(done.stdout.split())

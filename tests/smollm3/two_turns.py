@@ -1,4 +1,4 @@
-"""Two turns of a conversation, and waiting until what could be read between them was read."""
+"""Two turns of a conversation, with a wait until prefill ahead between them is complete."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load(kv: KVFormat = "k8v8", context: int = 2048, folder: Path | None = None)
 
 
 def before_words(engine: Engine, messages: Sequence[Message], **options: Any) -> int:
-    """Tokens of every prompt that goes on with a person's words."""
+    """Return the number of tokens before the user's words, which are the same for all next questions."""
     a, b = (
         engine.encode_chat([*messages, Message("user", words)], RequestOptions(**options))
         for words in ("And?", "1 or 2?")
@@ -59,7 +59,7 @@ def second_turn(
 
 
 def counted(engine: Engine) -> list[int]:
-    """A list that gets an entry with every step that reads ahead."""
+    """Return a list to which every step that prefills ahead adds an entry."""
     reads, run = list[int](), engine._core.runner.run
 
     def counting(chunks: Any, go_on: Any, *, once: bool = False) -> Any:

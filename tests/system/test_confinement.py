@@ -1,4 +1,4 @@
-"""What a confined child may use, and that it is gone when nobody waits for it."""
+"""Permissions of a confined child process, and its end when no process waits for it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_it_answers_one_request() -> None:
 @pytest.mark.parametrize(
     "work",
     [
-        "lambda asked: re.fullmatch(b'(a|a)*', asked[:60] + b'!')",  # CPU time, in one call
+        "lambda asked: re.fullmatch(b'(a|a)*', asked[:60] + b'!')",  # CPU time in a single call
         "lambda asked: b'x' * (1 << 30)",
-        "lambda asked: asked",  # longer than an answer may be
+        "lambda asked: asked",  # exceeds the maximum length of an answer
         "lambda asked: open('/etc/passwd', 'rb').read(9)",
         "lambda asked: 1 // 0",
     ],
@@ -74,7 +74,7 @@ def test_without_a_process_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 
 needs_linux = pytest.mark.skipif(bool(confinement.lacking()), reason="this kernel lacks Landlock or seccomp")
 
-# What a child with no rights tries: a statement each. `call` makes a system call by its number.
+# Statements that a child process without permissions tries. `call` makes a system call by its number.
 ACTS = {
     "read a file": "open('/etc/passwd')",
     "write a file": "open('/tmp/notso-planted', 'w')",
@@ -169,7 +169,7 @@ def test_a_child_knows_no_keys() -> None:
 
 
 def judged(program: list[confinement.Instruction], arch: int, number: int, protection: int = 0) -> int:
-    """What a filter says, by the rules of BPF."""
+    """Return a filter's result according to the rules of BPF."""
     held, at, data = 0, 0, {0: number, 4: arch, 32: protection}
     while True:
         code, if_true, if_false, operand = program[at]
@@ -221,7 +221,7 @@ def test_the_filters_of_both_machines_have_the_kernels_numbers(machine: str, arc
     for name in ("ptrace", "keyctl", "process_vm_readv", "bpf", "mount", "io_uring_setup"):
         assert judged(plugin, arch, numbers[name]) == refuse, name
     for program in (computing, plugin):
-        assert judged(program, 0x40000003, numbers["read"]) == kill  # calls of 32-bit programs
+        assert judged(program, 0x40000003, numbers["read"]) == kill  # system calls of 32-bit programs
     if machine == "x86_64":
         assert judged(plugin, arch, 0x40000000 | numbers["read"]) == refuse  # x32
 

@@ -1,4 +1,4 @@
-"""The macOS side of notso.system, in Pythons that are disguised (tests/darwin): one case of each kind."""
+"""The macOS part of notso.system, in Python processes that imitate macOS (tests/darwin): one case of each kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def python() -> Path:
 
 
 def said(python: Path, code: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a module of notso's name with this code in the disguise."""
+    """Run this code as a module of notso in the imitation of macOS."""
     program = folder / "program.py"
     program.write_text(f"exec(compile({code!r}, {str(ROOT / 'src/notso/planted.py')!r}, 'exec'))")
     return subprocess.run([python, *options, program], capture_output=True, text=True)
@@ -112,7 +112,7 @@ def test_a_template_is_rendered_in_a_child(python: Path, tmp_path: Path) -> None
 def test_a_use_of_linux_fails(python: Path, tmp_path: Path, code: str, fault: str, options: tuple[str, ...]) -> None:
     done = said(python, code, tmp_path, *options)
     assert done.returncode != 0 and fault in done.stderr
-    if "opens" in fault:  # what is caught fails the run in the end
+    if "opens" in fault:  # the run fails at the end even if the fault is caught
         kept = FAULTS.read_text().splitlines()
         assert fault.partition(",")[0] in kept[-1]
         FAULTS.write_text("".join(f"{line}\n" for line in kept if "planted.py" not in line))

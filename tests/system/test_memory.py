@@ -1,4 +1,4 @@
-"""What the kernel, control groups and process limits leave."""
+"""Available memory according to the kernel, control groups and process limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tree(root: Path, files: dict[str, str]) -> None:
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> list[MemoryLimit]:
-    """Limits of an invented machine with 8 GiB available; `files` lie below its control group file system."""
+    """Return limits of a simulated machine with 8 GiB available; `files` are in its control group file system."""
     tree(root / "proc", {"meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8388608 kB\n", "self/cgroup": cgroup})
     tree(root / "cg", files)
     return memory_limits(root / "proc", root / "cg")
@@ -32,7 +32,7 @@ def test_this_machine_has_memory() -> None:
 
     assert limits
     assert all(limit.available_bytes > 0 for limit in limits)
-    assert available_memory().source in {limit.source for limit in memory_limits()}  # two readings differ in bytes
+    assert available_memory().source in {limit.source for limit in memory_limits()}  # two readings may differ
 
 
 def test_without_control_groups_the_system_decides(tmp_path: Path) -> None:
@@ -108,12 +108,12 @@ def test_a_process_limit_counts_less_what_is_used() -> None:
     (available,) = [int(word) for word in out.strip("[]\n").split(",")]
 
     assert (3 << 30) - 1024 * MIB < available < 3 << 30
-    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY  # this process is as it was
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY  # the limit of this process is unchanged
 
 
 def test_what_is_mapped_already_is_not_wanted_twice(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "statm").write_text("5000 900 800 700 0 400 0\n")  # in pages; address space is the first
+    (tmp_path / "self" / "statm").write_text("5000 900 800 700 0 400 0\n")  # in pages; the first is the address space
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""A random model as a folder of Hugging Face's, from the weights that its GGUF file is made of."""
+"""Write a random model as a Hugging Face folder, with the weights of its GGUF file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hf_name(name: str) -> str:
 
 
 def hf_rows(name: str, values: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows of queries and keys back to halves, one by one: row 2i of a head was row i, row 2i + 1 row half + i."""
+    """Reorder rows of queries and keys from pairs to halves: row 2i of a head becomes i, row 2i + 1 half + i."""
     if ".attn_q" not in name and ".attn_k" not in name:
         return values
     out = np.empty_like(values)
@@ -54,7 +54,7 @@ def hf_rows(name: str, values: np.ndarray, head_dim: int) -> np.ndarray:
 
 
 def as_bytes(values: np.ndarray, dtype: str) -> bytes:
-    if dtype == "BF16":  # the random weights are cut to it, so that nothing is rounded
+    if dtype == "BF16":  # random weights are truncated to bfloat16, so nothing is rounded
         return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
     return values.astype(DTYPES[dtype]).tobytes()
 
@@ -70,7 +70,7 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...],
 
 
 def write_folder(model: RandomModel, folder: Path, dtype: str = "F32", shards: int = 1, **config: Any) -> Path:
-    """Weights in `shards` files, config.json, tokenizer.json and a chat template."""
+    """Write weights in `shards` files, config.json, tokenizer.json and a chat template."""
     folder.mkdir()
     tensors = {
         hf_name(name): (dtype, values.shape, as_bytes(hf_rows(name, values, model.head_dim), dtype))

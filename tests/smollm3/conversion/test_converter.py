@@ -1,4 +1,4 @@
-"""A folder of Hugging Face's comes out as the GGUF file that was made of the same weights."""
+"""A converted Hugging Face folder equals the GGUF file with the same weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_tensor_is_that_of_the_file(tmp_path: Path, model: RandomModel, sh
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_each_type_of_weights_is_read(tmp_path: Path, dtype: str) -> None:
-    """Their numbers have eight bits, which every type holds."""
+    """Values have eight significant bits, which every type represents exactly."""
 
     class Coarse(RandomModel):
         def weights(self) -> Any:
@@ -67,7 +67,7 @@ def test_its_logits_are_those_of_transformers(tmp_path: Path) -> None:
     RANDOM.write(tmp_path / "expected.gguf")
     ids = RANDOM.prompts(1, 40)[-1]
     with Engine.load(tmp_path / "made.gguf") as made, Engine.load(tmp_path / "expected.gguf") as expected:
-        assert made.logits(ids).tobytes() == expected.logits(ids).tobytes(), "transformers' goldens are of that file"
+        assert made.logits(ids).tobytes() == expected.logits(ids).tobytes(), "tests compare that file with transformers"
 
 
 @pytest.mark.parametrize("mix", MIXES)

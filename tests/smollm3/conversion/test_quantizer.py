@@ -1,4 +1,4 @@
-"""Files of blocks made of files of floats: as llama.cpp's, no worse than its, and nothing where it cannot be done."""
+"""Quantized files: close to llama.cpp's in size and format, with no larger errors; impossible requests are rejected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMATS = {
 DEFAULT = ("Q4_K_M", "Q8_0")
 LONG = pytest.mark.long("conversion")
 PERPLEXITY_MARGIN = 1.005
-"""How much more than llama.cpp's ours may be."""
+"""Maximum ratio of our perplexity to llama.cpp's."""
 
 
 @pytest.mark.parametrize("mix", [mix if mix in DEFAULT else pytest.param(mix, marks=LONG) for mix in MIXES])
@@ -61,7 +61,7 @@ def _theirs(mix: str) -> str:
 
 
 def test_a_text_says_which_columns_matter(tmp_path: Path) -> None:
-    """A file and a folder give the same, and the file says by what it was made."""
+    """A text gives the importance of columns. A file and a folder give equal results, and metadata name the text."""
     source = SMALL.write(tmp_path / "floats.gguf")
     told: list[str] = []
     quantize(source, tmp_path / "made.gguf", "Q4_K_M", TEXT, 1, lambda what, done, total: told.append(what))
@@ -89,7 +89,7 @@ def test_a_text_says_which_columns_matter(tmp_path: Path) -> None:
 
 @LONG
 def test_no_worse_than_llama_cpp(tmp_path: Path) -> None:
-    """Trained weights that no blocks hold exactly; llama.cpp's figures are in golden/quantized.json."""
+    """Trained weights that blocks do not represent exactly; llama.cpp's results are in golden/quantized.json."""
     theirs = quantized.load()
     model = write_reordered(demo_path(), tmp_path / "f32.gguf")
     known = quantized.measured(model)
@@ -161,7 +161,7 @@ def test_numbers_that_no_block_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mix", "most"), [("Q4_K_M", "Q4_K"), pytest.param("Q5_K_M", "Q5_K", marks=LONG)])
 def test_what_makes_the_logits_has_more_bits_and_nothing_else_of_that_size(tmp_path: Path, mix: str, most: str) -> None:
-    """As llama.cpp's quantizer: without a head the embedding is one."""
+    """As in llama.cpp's quantizer, the tensor for logits has more bits; without lm_head, that is the embedding."""
     for tied, embedding in ((True, "Q6_K"), (False, most)):
         model, made = replace(SMALL, tied=tied), tmp_path / f"made-{tied}.gguf"
         folder = write_folder(model, tmp_path / f"folder-{tied}")

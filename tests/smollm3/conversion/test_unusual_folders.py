@@ -1,5 +1,5 @@
-"""Folders that say more than the usual: each is computed as transformers does, or refused by name, and none is read in
-part. `tests/smollm3/tuning/test_folders.py` compares the same folders with transformers itself."""
+"""Unusual folders are computed as transformers does or rejected with an error, never read partially.
+`tests/smollm3/tuning/test_folders.py` compares the same folders with transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROTATIONS = {
     "both names of the scaling": (1.069315, 0.305073, 0.044901, 0.00652957),
     "an original length outside": (1.138629, 0.266939, 0.0224505, 0.00326479),
 }
-"""By case: transformers' attention factor, and its frequencies of pairs 2, 5 and 9."""
+"""Case -> transformers' attention factor, and its frequencies of pairs 2, 5 and 9."""
 
 
 def converted(case: FolderCase, tmp_path: Path) -> GGUFFile:
@@ -78,7 +78,7 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, case: FolderCas
 
 
 def test_every_end_of_a_folder_ends_an_answer(tmp_path: Path) -> None:
-    """Ids of config.json, generation_config.json and tokenizer_config.json, special tokens or not."""
+    """End ids are those of config.json, generation_config.json and tokenizer_config.json, special tokens or not."""
     folder = write_folder(BASE, tmp_path / "folder", eos_token_id=[265, 266])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [270, 271, 266, 272]}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "bos_token": None}))
@@ -112,7 +112,7 @@ def model(**fields: Any) -> Callable[[Json], Json]:
 
 
 def added(**flags: Any) -> Callable[[Json], Json]:
-    """Of the first added token."""
+    """Change flags of the first added token."""
     return lambda content: {"added_tokens": [content["added_tokens"][0] | flags, *content["added_tokens"][1:]]}
 
 
@@ -218,7 +218,7 @@ def test_a_tokenizer_gives_the_ids_that_its_own_library_gives(tmp_path: Path, sm
 
 
 def test_families_of_tokenizers_differ(tmp_path: Path, small_json: Json) -> None:
-    """Else the test above compares nothing."""
+    """Without this check, the test above would compare equal tokenizers."""
     ids = set()
     for number, name in enumerate(TAKEN):
         (tmp_path / str(number)).mkdir()
@@ -262,7 +262,7 @@ def test_tokens_that_are_called_special_are_so(tmp_path: Path, small_json: Json)
 
 
 def test_llama_cpp_is_told_a_name_that_it_cuts_by(tmp_path: Path, small_json: Json) -> None:
-    """Where it has none it refuses the file; our own key says the rest."""
+    """Without a name that llama.cpp knows, it rejects the file; our own metadata key contains the exact pipeline."""
     names = {}
     for number, (name, edit) in enumerate(TAKEN.items()):
         (tmp_path / str(number)).mkdir()
@@ -275,7 +275,7 @@ def test_llama_cpp_is_told_a_name_that_it_cuts_by(tmp_path: Path, small_json: Js
 
 
 def test_a_kept_way_to_cut_is_checked_as_a_folder_is(small_metadata: Json) -> None:
-    """A GGUF file may be anyone's."""
+    """Metadata of a GGUF file is untrusted."""
     hostile = {"normalizer": None, "pre_tokenizer": cut_by(split("(a+)+$"), BYTES), "ignore_merges": True}
     for kept in (json.dumps(hostile), "{", "[]", "[" * 100_000, 3):
         with pytest.raises(ModelFileError):

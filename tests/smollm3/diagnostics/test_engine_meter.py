@@ -1,4 +1,4 @@
-"""What the benchmark's figures rest on: depth is really there, every token is timed, all answers run together."""
+"""Assumptions of the benchmark: the context's depth is correct, tokens are timed, and concurrent answers overlap."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_depth_is_laid_and_not_read(engine: Engine, meter: EngineMeter) -> None:
         after = engine.stats()
         prompts = after.prompt_tokens_total - before.prompt_tokens_total
         cached = after.cached_tokens_total - before.cached_tokens_total
-        assert prompts == 257 + DEPTH + NEW_TURN_TOKENS  # the blocks that are copied, then the prompt
+        assert prompts == 257 + DEPTH + NEW_TURN_TOKENS  # the copied blocks, then the prompt
         assert cached >= DEPTH // 128 * 128
 
 
@@ -63,7 +63,7 @@ def test_answers_of_a_batch_begin_together_however_slowly_they_are_asked_for(
     submit = engine.submit
 
     def slow(*asked: Any) -> Generation:
-        assert not (begun and begun[-1].wait(0, timeout_s=0.1)), "one goes on before the next is asked for"
+        assert not (begun and begun[-1].wait(0, timeout_s=0.1)), "answers must wait for all submissions"
         begun.append(submit(*asked))
         return begun[-1]
 
@@ -78,7 +78,7 @@ def test_answers_of_a_batch_may_be_stopped_between_two_steps(
 
     def and_pause() -> None:
         step()
-        time.sleep(0.02)  # in which the last token is seen and all are stopped
+        time.sleep(0.02)  # until the last token arrives and all answers are stopped
 
     monkeypatch.setattr(engine._core, "_step", and_pause)
     assert len(meter.measure(("batch", 3, 4))) == 3

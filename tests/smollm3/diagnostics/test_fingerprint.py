@@ -1,4 +1,4 @@
-"""A fingerprint is of what is computed: equal in every kernel family, another for other weights."""
+"""A fingerprint depends on the model's results: equal for all kernel families, different for other weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.smollm3.hub.registry import demo_path
 
 def of(path: Path, threads: int = 1) -> str:
     with Engine.load(path, context_tokens=128, threads=threads) as engine:
-        assert model_fingerprint(engine) == model_fingerprint(engine), "what is cached changes nothing"
+        assert model_fingerprint(engine) == model_fingerprint(engine), "the cache must not affect it"
         return model_fingerprint(engine)
 
 

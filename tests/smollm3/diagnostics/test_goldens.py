@@ -1,4 +1,4 @@
-"""A file is compared with what transformers computed of its weights, and each planted error of a model is noticed."""
+"""A model file is compared with transformers' golden logits, and each planted error in a model is detected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPE = {"layers": RANDOM.layers, "hidden_size": RANDOM.hidden, "vocab_size": RA
 
 @pytest.fixture(scope="module")
 def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What transformers said of the random model (tests/golden/random_f32.npz), in the form of a set."""
+    """Return transformers' results for the random model (tests/golden/random_f32.npz) in the format of a golden set."""
     kept = Golden.load("random_f32")
     cases: list[dict[str, Any]] = []
     for ids, prompt, start in zip(kept.lists, kept.prompt_lengths.tolist(), kept.starts, strict=True):
@@ -41,7 +41,7 @@ def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(path: Path, change: Callable[[str, Any], Any] = lambda name, values: values, **settings: Any) -> Path:
-    """The random model with another setting or with other weights."""
+    """Write the random model with changed settings or weights."""
 
     class Changed(RandomModel):
         def weights(self) -> Any:
@@ -51,7 +51,7 @@ def written(path: Path, change: Callable[[str, Any], Any] = lambda name, values:
 
 
 def in_format(source: Path, path: Path, format: Format) -> Path:
-    """The same file with its matrices in another format."""
+    """Write a copy of a file with its matrices in another format."""
     with GGUFFile.open(source) as file, GGUFWriter(path, durable=False) as writer:
         for key, value in file.metadata.items():
             writer.add(key, value, file.metadata_types[key])
@@ -62,7 +62,7 @@ def in_format(source: Path, path: Path, format: Format) -> Path:
 
 
 def half_split(name: str, values: Any) -> Any:
-    """Rows of q and k as Hugging Face has them, which a converter must not leave."""
+    """Return rows of q and k in Hugging Face's order, which a converter must change."""
     if ".attn_q." not in name and ".attn_k." not in name:
         return values
     heads = values.reshape(-1, RANDOM.head_dim // 2, 2, values.shape[-1])
@@ -101,7 +101,7 @@ WIDE = {"hidden": 512, "ffn": 768, "heads": 8, "kv_heads": 2, "head_dim": 64, "v
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model whose rows can be quantized, in F32, and what it computes."""
+    """Write a model whose rows can be quantized, in F32, and its golden set."""
     folder = tmp_path_factory.mktemp("wide")
     path = written(folder / "f32.gguf", **WIDE)
     cases = []
@@ -123,7 +123,7 @@ def test_a_format_is_allowed_its_own_error_and_no_other(name: str, wide: tuple[P
     report = check_goldens(in_format(source, tmp_path / "right.gguf", format), goldens)
     assert report.ok
     assert max(check.found for check in report.checks) > 0.3 * allowed_error(report.bits), (
-        "what is allowed means something"
+        "the tolerance must be tight enough"
     )
     wrong = written(tmp_path / "f32.gguf", theta=1e4, **WIDE)
     assert failed(check_goldens(in_format(wrong, tmp_path / "wrong.gguf", format), goldens)) == {"logits"}

@@ -1,4 +1,4 @@
-"""What `inspect_file` says of a known small file, of the full size by arithmetic, and of files that are no SmolLM3."""
+"""`inspect_file` on a small known file, on a file of full size (by arithmetic), and on files that are not SmolLM3."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_layers_and_bytes_per_token(found: Inspection) -> None:
     assert found.run.nope_layers == (3, 7)
     assert found.run.q6_k_layers == (0, 3, 6, 7, 8)
     assert found.run.tied_embeddings
-    assert found.run.weight_bytes_per_token == found.tensor_bytes + 210  # one row of the embedding once more
+    assert found.run.weight_bytes_per_token == found.tensor_bytes + 210  # plus one row of the embedding
     assert found.run.kv_values_per_token == 2 * 9 * 1 * 64
     assert {plan.format: plan.bytes_per_token for plan in found.run.cache} == {
         "f16": 2304,
@@ -65,7 +65,7 @@ def test_layers_and_bytes_per_token(found: Inspection) -> None:
 
 
 def test_cache_figures_of_the_3b_model() -> None:
-    """As the facts sheet's section 10 has them."""
+    """The figures are in section 10 of the facts sheet."""
     config = SmolLM3Config(2048, 11008, 36, 16, 4, 128, 128256, 65536, 1e-6, 5e6, (1, 1, 1, 0) * 9)
     weights = 1_907_462_144
     memory = MemoryLimit("the system", 4_000_000_000)

@@ -1,4 +1,4 @@
-"""Perplexity and divergence against the same sums written plainly, and what cannot be measured."""
+"""Perplexity and divergence are compared with straightforward code, and invalid inputs are rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT = "The sky is blue because light of short waves is scattered more. Two and 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
-    """The demo model, and its weights without quantized arithmetic."""
+    """Load the demo model, and its weights without quantized arithmetic."""
     exact = write_dequantized(demo_path(), tmp_path_factory.mktemp("demo") / "f32.gguf")
     with (
         Engine.load(demo_path(), context_tokens=WINDOW, kv="f16") as demo,

@@ -1,4 +1,4 @@
-"""Synthetic files: the official shapes to the byte, sound weights, a working tokenizer, one file for one seed."""
+"""Synthetic files have the official shapes, valid weights and a working tokenizer, and depend only on the seed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPECIALS = {"<|im_start|>": 3, "<|im_end|>": 3, "<think>": 4, "</think>": 4, "<|
 
 @pytest.fixture(scope="module")
 def words() -> dict[str, Any]:
-    """The smallest byte-level tokenizer: 256 bytes, two merges, a few specials."""
+    """Return the smallest byte-level tokenizer: 256 bytes, two merges and a few special tokens."""
     tokens = [*BYTE_CHARACTERS, "he", "hel", *SPECIALS]
     return {
         "tokenizer.ggml.model": "gpt2",

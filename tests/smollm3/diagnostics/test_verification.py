@@ -1,4 +1,4 @@
-"""`verify_file` finds nothing wrong in sound files, and each kind of damage in damaged ones."""
+"""`verify_file` finds no faults in valid files, and finds each kind of damage."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_bad_norm_is_found() -> None:
 
 @pytest.mark.parametrize("format", list(FORMATS.values()), ids=str)
 def test_a_wrong_product_is_found(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that swaps two weights of a row, is one per cent off, wrong in one last bit, or answers NaN."""
+    """The kernel swaps two weights of a row, is one percent off, has one wrong last bit, or gives NaN."""
     tensor = random_tensor(format, 40, 512)
     right = CPU.matmul
 
@@ -129,7 +129,7 @@ def test_a_wrong_product_is_found(format: Format, monkeypatch: pytest.MonkeyPatc
 
 def test_damage_in_a_file_is_reported_by_tensor(path: Path) -> None:
     with GGUFFile.open(path) as file:
-        offset = file.data_offset + 210 * 77 + 208  # token_embd comes first; the scale of its row 77
+        offset = file.data_offset + 210 * 77 + 208  # token_embd is the first tensor; this is the scale of its row 77
     raw = bytearray(path.read_bytes())
     raw[offset : offset + 2] = np.float16(np.inf).tobytes()
     path.write_bytes(raw)

@@ -1,8 +1,8 @@
-"""Writes receipts of the demo model, or checks those of another kernel family or backend, in a process of its own:
+"""Write receipts of the demo model, or check those of another kernel family or backend, in a separate process:
 
     python receipt_writer.py write FILE COUNT | check FILE... | attack FILE COUNT
 
-Prints one JSON object. Imports nothing of pytest, so that it also runs under qemu.
+Prints one JSON object. It does not import pytest, so that it runs under qemu.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def written(engine: Engine, messages: list[Message], params: SamplingParams) -> 
 
 
 def receipts(engine: Engine, count: int) -> tuple[list[dict[str, Any]], float]:
-    """Return so many receipts, and the seconds that their answers took."""
+    """Return `count` receipts, and the seconds to generate their answers."""
     made, spent = [], 0.0
     for number in range(count):
         messages, params = asked(number)
@@ -60,14 +60,14 @@ def receipts(engine: Engine, count: int) -> tuple[list[dict[str, Any]], float]:
 
 
 def checked(engine: Engine, made: list[dict[str, Any]]) -> tuple[list[str], float]:
-    """Return what is wrong with receipts, and the seconds that it took."""
+    """Return the faults found in receipts, and the seconds for checking."""
     began = time.perf_counter()
     found = [engine.check_receipt(each).problem for each in made]
     return [each for each in found if each], time.perf_counter() - began
 
 
 def signed(told: dict[str, Any]) -> dict[str, Any]:
-    """Return a changed receipt whose hashes all fit."""
+    """Return a changed receipt with recomputed, matching hashes."""
     for part in ("prompt", "answer"):
         told[part] |= {"tokens": len(told[part]["ids"]), "sha256": ids_digest(told[part]["ids"])}
     told["options"]["sha256"] = _hash({key: value for key, value in told["options"].items() if key != "sha256"})
@@ -83,7 +83,7 @@ def refused(engine: Engine, told: dict[str, Any]) -> str:
 
 
 def attack(engine: Engine, made: list[dict[str, Any]], count: int) -> tuple[dict[str, int], list[str]]:
-    """Return how many receipts were changed in each way, and the changes that were judged wrongly."""
+    """Return the number of receipts changed in each way, and the changes that were judged incorrectly."""
     tried, wrong = dict.fromkeys(("token", "digest", "hash", "seed", "parameter"), 0), list[str]()
     for number in range(count):
         rng, kind = random.Random(number), list(tried)[number % len(tried)]

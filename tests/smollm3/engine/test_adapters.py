@@ -1,4 +1,4 @@
-"""LoRA adapters: what they add, that they change nothing else, and files that are none."""
+"""LoRA adapters: their effect, isolation from other requests, and invalid files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=12, seed=5, ignore_eos=True)
 IDS = np.random.default_rng(2).integers(0, SMALL.vocab, 150).tolist()
 TOLERANCE = 0.02
-"""Of logits around 10: sums of floats in another order, and keys and values rounded to halves after them."""
+"""For logits of about 10, because sums have another order, and keys and values are then rounded to half precision."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def add(engine: Engine, name: str, path: Path, scale: float = 1.0) -> None:
 
 
 def answers(engine: Engine, *names: str | None, params: SamplingParams = GREEDY, ids: list[int] = IDS) -> list[str]:
-    """Of all at a time."""
+    """Return the answers with these adapters, generated concurrently."""
     running = [engine.submit(ids, params, RequestOptions(adapter=name)) for name in names]
     return ["".join(event.text for event in each.events()) for each in running]
 
@@ -53,7 +53,7 @@ def answers(engine: Engine, *names: str | None, params: SamplingParams = GREEDY,
 def test_logits_are_those_of_the_merged_model(
     base: Path, engine: Engine, tmp_path: Path, form: str, alpha: float, scale: float
 ) -> None:
-    """Alpha 0 in a GGUF file says that nothing is divided by the rank."""
+    """Alpha 0 in a GGUF file means that the scale is not divided by the rank."""
     if form == "peft" and alpha == 0:
         alpha = 4.0
     pairs = random_pairs(engine.config, 1)
@@ -105,14 +105,14 @@ def some_adapters(engine: Engine, folder: Path) -> list[str]:
 def test_many_adapters_in_one_step_are_each_alone(engine: Engine, tmp_path: Path, params: SamplingParams) -> None:
     names = [None, *some_adapters(engine, tmp_path), None]
     alone = [answers(engine, name, params=params)[0] for name in names]
-    assert len(set(alone)) > len(names) // 2, "adapters that say the same prove nothing"
+    assert len(set(alone)) > len(names) // 2, "the adapters must give different answers"
     engine.clear_cache()
     mixed = [name for pair in zip(names, reversed(names), strict=True) for name in pair]
     assert answers(engine, *mixed, params=params) == [alone[names.index(name)] for name in mixed]
 
 
 def test_nothing_of_another_adapter_is_found_in_the_cache(base: Path, engine: Engine, tmp_path: Path) -> None:
-    """Also where a name comes again with other numbers."""
+    """Also if a name is reused for an adapter with other weights."""
     first, second = (
         write_gguf(tmp_path / f"{seed}.gguf", random_pairs(engine.config, seed, size=0.3)) for seed in (1, 2)
     )
@@ -138,7 +138,7 @@ def test_an_answer_goes_on_with_an_adapter_that_was_removed(engine: Engine, tmp_
     assert ["".join(event.text for event in running.events())] == whole
     with pytest.raises(InvalidRequestError, match="not loaded"):
         answers(engine, "a")
-    assert not any(shape[2] for shape in engine._runner._captured), "steps keep what nobody asks for"
+    assert not any(shape[2] for shape in engine._runner._captured), "recorded steps must not keep removed adapters"
 
 
 def test_adapters_come_with_the_configuration(base: Path, engine: Engine, tmp_path: Path) -> None:
@@ -223,10 +223,10 @@ def test_settings_that_change_the_answer_are_refused_by_name(
 def test_what_a_file_claims_is_refused_before_it_is_copied(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tensors may be holes: a short file on the disk, and more than there is memory."""
+    """The tensors may be holes in a sparse file, which is short on disk but larger than memory."""
 
     def copied(tensor: object) -> None:
-        pytest.fail("it was copied")
+        pytest.fail("the tensors were copied")
 
     monkeypatch.setattr(lora, "_copy", copied)
     pairs = random_pairs(engine.config, 1)

@@ -1,5 +1,5 @@
-"""Whole answers of the demo model on the CPU and the emulated GPU: alone and in threes, and sixteen at a time where
-kernels or the engine have changed."""
+"""Answers of the demo model are equal on the CPU and on the emulated GPU, alone and in groups of three; in groups of
+sixteen if kernels or the engine have changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stub_gpu.gpu import installed
 
 from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
 
-pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+pytestmark = pytest.mark.timeout(900)  # the first test builds the stub
 
 IS_LONG = is_long("native") or is_long("engine")
 BATCHES = (1, 3, 16) if IS_LONG else (1, 3)
@@ -21,7 +21,7 @@ TOKENS = 6 if IS_LONG else 3
 
 
 def chat(number: int) -> tuple[list[Message], SamplingParams, RequestOptions]:
-    """Greedy and seeded in turns, with and without thinking; the questions are of different lengths."""
+    """Return a chat with greedy or seeded sampling, alternately, with and without reasoning, and of varying length."""
     question = " ".join([WORDS[number % len(WORDS)]] * (1 + number % 3))
     params = SamplingParams(max_tokens=TOKENS, **({"temperature": 0} if number % 2 else {"seed": number}))
     return [Message("user", question)], params, RequestOptions(thinking=number % 4 < 2, date=date(2026, 1, 1))

@@ -1,4 +1,4 @@
-"""Twenty whole answers of the demo model, on this machine and on an aarch64 that qemu plays: the same fingerprints."""
+"""Twenty answers of the demo model have the same fingerprints on this machine and on AArch64 emulated by qemu."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aarch64 import DOTPROD, I8MM
 
 FAMILIES = {DOTPROD: "neon", I8MM: "neon_i8mm"}
 
-# The bits of all logits of a prompt in every format of the cache, then each conversation: greedy, or sampled by a seed.
+# Print the bits of a prompt's logits in every cache format, then greedy and seeded answers of conversations.
 ASK = """
 import json
 from golden.prompts import CONVERSATIONS, DATE

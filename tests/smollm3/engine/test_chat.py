@@ -1,4 +1,4 @@
-"""Whole answers: conversations in every form, cut and failed answers, batches, and bare text."""
+"""Complete answers: conversations in all forms, truncated and failed answers, batches, and plain text."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_text_is_continued_by_a_name_of_its_own(engine: Engine) -> None:
 
 
 def test_generate_does_not_return_nothing_for_a_text(engine: Engine) -> None:
-    # The model ends this bare text with its first token.
+    # The model ends this plain text with its first token.
     assert engine.continue_text(SUM, params=GREEDY).text == ""
     with pytest.warns(FutureWarning, match="chat or stream"):
         events = engine.generate(SUM, GREEDY)

@@ -1,4 +1,4 @@
-"""Forgetting one conversation: nothing of it is found again, in memory or on disk, and nobody else loses anything."""
+"""Clearing a conversation removes its cached blocks from memory and disk, without affecting other conversations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cached(engine: Engine, prompt: list[int], conversation: str | None, owner: s
 
 
 def written(engine: Engine, folder: Path) -> int:
-    """How many files there are once everything is on the disk."""
+    """Return the number of files once everything is written to disk."""
     offload = engine._offload
     assert offload is not None
     while engine._core.call(lambda: offload.work() or offload.has_work):
@@ -51,7 +51,7 @@ def test_a_conversation_goes_and_the_other_keeps_what_they_share(tmp_path: Path,
         engine = load(tmp_path, kv)
     engine.clear_cache("", "ann")
     after = len(list(tmp_path.rglob("*.kv*")))
-    # two blocks and an end of ann's own; in k4v3 the window of that end too
+    # two blocks and a partial block of ann's; in k4v3 also the partial block's window
     assert before - after == (4 if kv == "k4v3" else 3)
     again = cached(engine, BOB, "bob")
     assert again == len(BOB) - 1

@@ -1,4 +1,4 @@
-"""The script that a GPU is tried with first, over the stub driver: it finds what differs, and says so by its end."""
+"""benchmarks/cuda_bits.py, the first script to run on a GPU, finds differences on the stub driver and reports them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stub_gpu.gpu import installed
 
 from notso.qtensor import CUDA, FORMATS_BY_NAME
 
-pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+pytestmark = pytest.mark.timeout(900)  # the first test builds the stub
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "cuda_bits.py"
 

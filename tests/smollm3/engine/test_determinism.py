@@ -1,4 +1,4 @@
-"""One arithmetic, one answer: the same bits whatever computes them and however the work was cut."""
+"""Results are the same bit for bit, whatever kernels compute them and however the work is split."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from notso.smollm3.model.transformer import SmolLM3
 from notso.smollm3.model.weights import SmolLM3Weights
 
 LENGTH = 135
-"""Over the edge of a tile (128 positions), and no multiple of anything."""
+"""Beyond a tile boundary (128 positions), and not a multiple of a block or step size."""
 
 Cut = Callable[[int], list[int]]
 
@@ -47,7 +47,7 @@ def loaded(path: Path, capacity: int) -> Iterator[SmolLM3]:
 
 
 def logits_in_pieces(model: SmolLM3, ids: list[int], cut: Cut) -> Floats:
-    """(L, V), the prompt read in the pieces that `cut` makes of it."""
+    """Return the logits (L, V) of a prompt that is prefilled in the pieces of `cut`."""
     parts = []
     for start, end in pairwise(cut(len(ids))):
         step = InputBatch(model.backend, model.config, end - start, end - start)
@@ -59,7 +59,7 @@ def logits_in_pieces(model: SmolLM3, ids: list[int], cut: Cut) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A model file, ids to read, and what the generic kernels say to them on one thread, all at once."""
+    """A model file, token ids, and logits of the generic kernels with one thread in a single step."""
 
     path: Path
     ids: list[int]
@@ -68,7 +68,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=["floats", "blocks", "demo"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Small files (generic kernels are slow): F32; the Q4_K_M mix, random; the same trained, with fewer ids."""
+    """Write small files, because generic kernels are slow: F32, random Q4_K_M weights, and a trained model."""
     path, length = tmp_path_factory.mktemp("case") / "model.gguf", LENGTH
     if request.param == "floats":
         replace(RANDOM, hidden=128, ffn=192, heads=4, head_dim=32, vocab=301, layers=4).write(path)
@@ -91,7 +91,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("kernels", kernel_choice.available_kernels())
 def test_kernels_threads_and_pieces_change_no_bit(case: Case, own_kernels: None, kernels: str) -> None:
-    """Every family on 1, 2 and 3 threads; the prompt whole, token by token and in pieces."""
+    """Every family with 1, 2 and 3 threads; the prompt in one step, token by token, and in pieces."""
     kernel_choice.use_kernels(kernels)
     with loaded(case.path, LENGTH) as model:
         for threads in (1, 2, 3):
@@ -103,10 +103,10 @@ def test_kernels_threads_and_pieces_change_no_bit(case: Case, own_kernels: None,
 
 @pytest.mark.parametrize("kernels", kernel_choice.available_kernels())
 def test_recorded_decoding_gives_the_bits_of_reading(case: Case, own_kernels: None, kernels: str) -> None:
-    """The program that the engine decodes with, replayed under every family."""
+    """The program that the engine decodes with is replayed with every family."""
     kernel_choice.use_kernels(kernels)
     kernel_choice.set_threads(2)
-    start = len(case.ids) - 25  # for the long ones before the edge of a tile
+    start = len(case.ids) - 25  # for long prompts, before a tile boundary
     with loaded(case.path, LENGTH) as model:
         step = InputBatch(model.backend, model.config, rows=1, sampled=1)
         program = ops.Program()
@@ -120,7 +120,7 @@ def test_recorded_decoding_gives_the_bits_of_reading(case: Case, own_kernels: No
 
 
 def test_the_shapes_of_the_3b_give_the_same_bits_under_every_kernel(tmp_path: Path, own_kernels: None) -> None:
-    """Rows of 2,048 and 11,008 values in Q4_K and Q6_K; few tokens, for the generic kernels are slow."""
+    """Rows of 2,048 and 11,008 values in Q4_K and Q6_K; only a few tokens, because generic kernels are slow."""
     path = write_shapes_3b(tmp_path / "shapes.gguf")
     ids = [5, 1000, 4095, 7, 7]
     results = {}
@@ -141,7 +141,7 @@ def test_the_shapes_of_the_3b_give_the_same_bits_under_every_kernel(tmp_path: Pa
 
 
 def texts(events: Iterator[Event]) -> list[Event]:
-    """The events but for those that tell of times and of the way to the first token."""
+    """Yield the events without times and without progress before the first token."""
     return [event for event in events if event.kind not in ("usage", "queued", "progress")]
 
 
@@ -165,7 +165,7 @@ def test_the_size_of_prefill_steps_changes_nothing(
 
 
 def test_a_cached_prefix_changes_nothing(demo_engine: Engine) -> None:
-    """A prompt answered cold; after itself, after its beginning, after one that parts from it, after a longer one."""
+    """A prompt is answered with an empty cache, and after itself, its beginning, a diverging and a longer prompt."""
     prompt = RANDOM.prompts(20, 90)[-1]
 
     def answer(before: list[int]) -> tuple[list[Event], int]:
@@ -190,7 +190,7 @@ def test_a_cached_prefix_changes_nothing(demo_engine: Engine) -> None:
 
 
 def test_answers_continue_from_what_the_last_one_left(demo_engine: Engine) -> None:
-    """A second turn reuses the first one's answer, and its logits are those of reading everything anew."""
+    """A second turn reuses the first one's answer, with the logits of a complete prefill."""
     prompt = RANDOM.prompts(20, 60)[-1]
     forget(demo_engine)
     first = list(demo_engine.generate(prompt, SAMPLED))
@@ -220,7 +220,7 @@ def test_threads_that_ask_at_once_get_what_each_would_get_alone(demo_engine: Eng
 
 @pytest.mark.parametrize("kernels", kernel_choice.available_kernels())
 def test_sampled_answers_are_the_same_under_every_kernel(case: Case, own_kernels: None, kernels: str) -> None:
-    """Temperature, seed and all: the engine as people use it."""
+    """Sampling with temperature and seed, as in normal use of the engine."""
     prompt = case.ids[:30]
     results = []
     for choice in (kernels, "generic"):

@@ -1,4 +1,4 @@
-"""Which device an engine takes, what it says of it, and what is left when a GPU refuses or fails."""
+"""The engine's choice of a device, its messages about it, and cleanup after GPU failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notso.smollm3 import Engine, EngineConfig, EngineError, InvalidRequestError
 from notso.smollm3.engine import device_choice
 from notso.smollm3.engine.input_processor import InputProcessor
 
-pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+pytestmark = pytest.mark.timeout(900)  # the first test builds the stub
 
 PROMPT = np.random.default_rng(5).integers(100, 3000, 9).tolist()
 GREEDY = SamplingParams(max_tokens=2, temperature=0)
@@ -30,13 +30,13 @@ def nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gpu() -> Iterator[Callable[..., None]]:
-    """The stub driver for the whole test; call it to change what it does."""
+    """Use the stub driver during the test; call the yielded function to change its behavior."""
     gc.collect()
     before = live()
     with installed():
         yield set_up
-        gone = left(before)  # while the driver has the devices that the test gave it
-    assert gone == 0, "something was left on the device"
+        gone = left(before)  # while the driver has the test's devices
+    assert gone == 0, "allocations remain on the device"
 
 
 def load(device: str) -> Engine:
@@ -96,7 +96,7 @@ def test_memory_that_runs_out_while_loading_leaves_nothing(
     make = InputProcessor.__init__
 
     def look(self: InputProcessor, *arguments: Any) -> None:
-        counts.append(calls() - before)  # all that an engine takes of a device is taken by then
+        counts.append(calls() - before)  # by now, the engine has made all its allocations on the device
         make(self, *arguments)
 
     monkeypatch.setattr(InputProcessor, "__init__", look)
@@ -111,8 +111,8 @@ def test_memory_that_runs_out_while_loading_leaves_nothing(
                 assert engine.info.device_note
                 fell_back += 1
         del engine
-        assert left(there) == 0, f"call {number} leaves something behind"
-    assert fell_back >= points // 3, "what fails while memory is given back does no harm"
+        assert left(there) == 0, f"call {number} leaves allocations behind"
+    assert fell_back >= points // 3, "only failures while freeing memory are harmless"
 
 
 def test_a_gpu_with_other_bits_is_not_used(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

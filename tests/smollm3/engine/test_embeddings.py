@@ -1,4 +1,4 @@
-"""Embeddings of texts: the mean of the last hidden states, judged by the model in numpy."""
+"""Embeddings are the mean of the last hidden states, compared with the NumPy model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notso.smollm3.hub.registry import demo_path
 
 TEXTS = ["What is 27 + 48?", "1", "The sum of twelve and thirty is forty-two. " * 6]
 ROUNDING = 0.005
-"""Activations are rounded to bytes, and a sum in another order may round to the next one."""
+"""Activations are rounded to bytes, so another order of a sum may change a rounded value."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_they_are_the_mean_of_the_last_hidden_states(demo_engine: Engine, expect
     assert found.dtype == np.float32
     assert np.abs(found - expected).max() < ROUNDING
     assert np.linalg.norm(found, axis=1) == pytest.approx(np.ones(3), abs=1e-6)
-    assert abs(float(expected[0] @ expected[1])) < 0.999  # texts differ
+    assert abs(float(expected[0] @ expected[1])) < 0.999  # the texts differ
 
 
 def test_they_do_not_depend_on_what_runs_beside_or_was_cached(demo_engine: Engine) -> None:
@@ -47,7 +47,7 @@ def test_they_do_not_depend_on_what_runs_beside_or_was_cached(demo_engine: Engin
 
 
 def test_a_preempted_text_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks for little more than two of them."""
+    """There are blocks for little more than two of the texts."""
     monkeypatch.setattr(memory_plan, "SHARED_TOKENS", 1024)
     ids = [[500 + number, *(300 + i * i % 500 for i in range(440))] for number in range(4)]
     options = RequestOptions(prompt_only=True, embedding=True)

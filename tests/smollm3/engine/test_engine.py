@@ -1,4 +1,4 @@
-"""The engine: streams of events, where they end, and that no answer leaves a trace for the next."""
+"""The engine: its events, where streams end, and independence of successive answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from notso.smollm3.output.generation import Generation
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A small random model with room for 40 tokens."""
+    """Load a small random model with a context of 40 tokens."""
     path = SMALL.write(tmp_path_factory.mktemp("engine") / "small.gguf")
     with Engine.load(path, context_tokens=40, threads=2) as loaded:
         yield loaded
@@ -126,7 +126,7 @@ def test_a_stop_string_in_the_reasoning_does_not_stop(engine: Engine, script: Sc
 
 def test_a_tool_call(engine: Engine, script: Script) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    with Engine.load(engine.info.path, context_tokens=128) as roomy:  # a call with its tags spelt out is long
+    with Engine.load(engine.info.path, context_tokens=128) as roomy:  # a call with tags as ordinary text is long
         script.say(THINK, "f", THOUGHT, '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', END)
         events = run(roomy, tools=[tool])
     calls = [event.tool_call for event in events if event.tool_call is not None]
@@ -190,7 +190,7 @@ def test_logits_fill_the_context_but_no_more(engine: Engine) -> None:
 
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Whether anything was stopped: what is drawn would be at its end before another thread is heard."""
+    """Set an event when a generation is stopped, for scripts that must wait until another thread stops it."""
     heard, stop = threading.Event(), Generation.stop
 
     def noted(generation: Generation) -> None:
@@ -210,7 +210,7 @@ def test_cancelled_before_anything_was_read(engine: Engine, script: Script, stop
 
 
 def test_cancelled_on_the_way(engine: Engine, script: Script, stopped: threading.Event) -> None:
-    """Three steps are waited for, and the one that was under way is the last."""
+    """Cancellation arrives during the fourth step, which is the last."""
     script.then = ord("a")
     script.at(4, lambda: stopped.wait(60))
     events = run(engine, cancelled=lambda: script.drawn >= 3)
@@ -298,7 +298,7 @@ def test_logits_that_are_not_numbers_are_an_error_each_time(tmp_path: Path) -> N
 
 
 def test_an_answer_under_way_keeps_nobody_waiting(engine: Engine, script: Script) -> None:
-    """Not even the thread that holds an unfinished iterator."""
+    """Not even a thread that holds an unfinished iterator blocks other requests."""
     script.then, script.pause_s = ord("a"), 0.02
     stream = engine.generate(PROMPT)
     next(stream)

@@ -1,4 +1,4 @@
-"""Where things meet that seldom do: closing while others ask, memory that runs out, ends that fall together."""
+"""Rare combinations: closing during requests, running out of memory, and several ends in one step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(path: Path, **options: Any) -> Engine:
 
 
 def reason(generation: Generation) -> str | None:
-    assert generation.wait(1 << 30, timeout_s=60), "it never ended"
+    assert generation.wait(1 << 30, timeout_s=60), "the generation did not end"
     return generation.read()[-1].finish_reason
 
 
@@ -52,7 +52,7 @@ def reason(generation: Generation) -> str | None:
 
 
 def test_closing_is_heard_at_any_moment(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by a thread that has just seen that there is nothing to do, and is about to wait."""
+    """Also by the engine thread when it has just found no work and is about to wait."""
 
     class Slow(threading.Condition):
         def __enter__(self) -> bool:
@@ -66,11 +66,11 @@ def test_closing_is_heard_at_any_moment(small: Path, monkeypatch: pytest.MonkeyP
     assert reason(engine.submit([1, 2], GREEDY)) == "length"
     started = time.monotonic()
     engine.close()
-    assert time.monotonic() - started < 30, "it looks again by itself after a minute"
+    assert time.monotonic() - started < 30, "the thread missed the notification and woke up by timeout"
 
 
 def test_what_comes_after_the_end_is_refused(small: Path) -> None:
-    """A request that was checked before the engine was closed, and arrives afterwards."""
+    """A request that was validated before the engine was closed may arrive afterwards."""
     engine = load(small)
     request = engine._request([1], GREEDY, RequestOptions(priority="api"))
     engine.close()
@@ -81,7 +81,7 @@ def test_what_comes_after_the_end_is_refused(small: Path) -> None:
 
 
 def test_many_ask_while_it_is_closed(small: Path) -> None:
-    """Each is answered, cancelled or refused; nobody waits for ever."""
+    """Each is answered, cancelled or rejected; none waits forever."""
     for _ in range(10):
         engine, begun, ready = load(small), list[Generation](), threading.Barrier(5)
 
@@ -125,7 +125,7 @@ def test_a_reader_may_close_the_engine_from_its_notification(small: Path, kind: 
 
 
 def test_a_notification_that_asks_the_engine_is_told_so(small: Path) -> None:
-    """It runs in the thread that would have to answer."""
+    """The callback runs in the engine thread, which would have to execute the call."""
     errors: list[Exception] = []
     with load(small) as engine:
 
@@ -165,7 +165,7 @@ def test_a_failure_while_one_ends_leaves_nobody_waiting(small: Path, monkeypatch
 
 
 def test_a_finished_answer_does_not_hold_the_engine(small: Path) -> None:
-    """A chat keeps its answers; the cache of an engine that was closed is gone all the same."""
+    """A chat keeps its answers, but the cache of a closed engine is freed."""
     engine = load(small)
     generation = engine.submit([1, 2], GREEDY)
     generation.subscribe(lambda: None)
@@ -179,11 +179,11 @@ def test_a_finished_answer_does_not_hold_the_engine(small: Path) -> None:
     assert generation.read()[-1].kind == "end"
 
 
-# ---------------------------------------------------------------- numbers
+# ---------------------------------------------------------------- statistics
 
 
 def test_all_that_came_back_from_disk_is_counted(small: Path, tmp_path: Path) -> None:
-    """Also what came back in several steps, since running answers must not wait."""
+    """Also if blocks are restored in several steps, because running answers must not wait."""
     ids = random.Random(1).choices(range(300), k=1900)
     for cached in (0, len(ids) - 1):
         with load(small, context_tokens=2048, cache_dir=tmp_path) as engine:
@@ -201,7 +201,7 @@ def test_a_thought_that_is_closed_at_the_last_moment_says_no_more_than_it_may(de
 
 
 def test_a_thought_closed_where_the_context_ends(demo_engine: Engine) -> None:
-    """The tags that close it may be all that still fits."""
+    """The remaining context may be sufficient only for the closing tags."""
     ids = demo_engine.encode_chat([Message("user", "What is 345 + 678?")])
     with Engine.load(context_tokens=len(ids) + 12) as engine:
         for budget in range(13):
@@ -215,7 +215,7 @@ def test_a_thought_closed_where_the_context_ends(demo_engine: Engine) -> None:
 
 
 class Places:
-    """A scheduler over a cache in k4v3, steps without the model."""
+    """A scheduler with a k4v3 cache, and steps without the model."""
 
     def __init__(self, path: Path, sequences: int) -> None:
         windows = WINDOW_BLOCKS * sequences + STEP_WINDOW_BLOCKS
@@ -237,7 +237,7 @@ class Places:
         return sequence
 
     def step(self, prompt_tokens: int, rng: random.Random) -> list[Sequence]:
-        """Those that have an answer token more."""
+        """Run a step; return the sequences that have a new answer token."""
         plan = self.scheduler.schedule(prompt_tokens, 512)
         for chunk in plan.chunks:
             self.cache.place(chunk, chunk.sequence.batch_index or 0)
@@ -250,7 +250,7 @@ class Places:
 
 @pytest.mark.parametrize("sequences", [2, 3])
 def test_prompts_that_interrupt_each_other_have_windows_enough(small: Path, sequences: int) -> None:
-    """Each is stopped in the middle of a tile, after a step that touched as many as one can."""
+    """Each is interrupted within a tile, after a step that touched the maximum number of tiles."""
     rng, places = random.Random(sequences), Places(small, sequences)
     for priority in (2, 1, 0)[-sequences:]:
         places.add(Sequence(rng.choices(range(50), k=2000), priority=priority))
@@ -260,7 +260,7 @@ def test_prompts_that_interrupt_each_other_have_windows_enough(small: Path, sequ
 
 @pytest.mark.parametrize("sequences", [1, 2, 3, 5])
 def test_windows_suffice_whatever_comes(small: Path, sequences: int) -> None:
-    """And none is left when everything is forgotten."""
+    """No windows remain after the cache is cleared."""
     for seed in range(10):
         rng, places = random.Random(seed), Places(small, sequences)
         live: list[Sequence] = []
@@ -289,7 +289,7 @@ def metadata(path: Path) -> dict[str, Any]:
 
 
 def test_prompts_that_interrupt_each_other_are_all_answered(small: Path) -> None:
-    """In a format with windows, where each holds as many as a step can touch."""
+    """In a format with windows, each sequence uses as many as a step can touch."""
     rng = random.Random(3)
     prompts = [rng.choices(range(300), k=1900) for _ in range(2)]
     with load(small, context_tokens=2048, kv="k4v3", max_num_seqs=2) as engine:
@@ -304,7 +304,7 @@ def test_prompts_that_interrupt_each_other_are_all_answered(small: Path) -> None
 
 
 def test_what_waits_to_be_written_does_not_grow_without_end(small: Path, tmp_path: Path) -> None:
-    """More ends than the disk is given time for."""
+    """More partial blocks arrive than can be written."""
     with load(small, cache_dir=tmp_path, kv="k8v8") as engine:
         offload = engine._core._offload
         assert offload is not None
@@ -367,7 +367,7 @@ def said(events: Iterator[Event]) -> list[Event]:
 
 
 def test_more_answers_than_rows_of_a_step(small: Path) -> None:
-    """Beyond the trained context a step has a quarter of the rows."""
+    """Beyond the trained context, a step has a quarter of the rows."""
     with load(small, context_tokens=4096, max_num_seqs=64) as engine:
         assert engine._runner.max_rows == 128
         ready = threading.Event()
@@ -380,7 +380,7 @@ def test_more_answers_than_rows_of_a_step(small: Path) -> None:
 
 
 def test_one_place_and_a_full_cache(small: Path) -> None:
-    """Prompt and answer fill the context to the last token, again and again, with and without something cached."""
+    """Prompt and answer repeatedly fill the context to the last token, with and without cached blocks."""
     with load(small, context_tokens=256, max_num_seqs=1) as engine:
         assert engine._pool.blocks == 2
         ids = random.Random(4).choices(range(300), k=256)

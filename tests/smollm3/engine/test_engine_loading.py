@@ -1,4 +1,4 @@
-"""The engine: what it is loaded from, what it says of it, what it refuses, and what its parameters do."""
+"""Loading the engine: sources, reported information, errors, and effects of its parameters."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from notso.smollm3 import Engine, InvalidRequestError, Message, ModelFileError, 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A small random model with room for 40 tokens."""
+    """Load a small random model with a context of 40 tokens."""
     path = SMALL.write(tmp_path_factory.mktemp("engine") / "small.gguf")
     with Engine.load(path, context_tokens=40, threads=2) as loaded:
         yield loaded
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [300], [1 << 40], [1, 2, 300]], ids=repr)
@@ -125,7 +125,7 @@ def test_a_bias_forces_a_token_or_rules_it_out(engine: Engine) -> None:
     assert told(masked, "text") != told(run(engine, params=replace(GREEDY, max_tokens=1)), "text")
 
 
-# ---------------------------------------------------------------- what is known of a model
+# ---------------------------------------------------------------- information about a model
 
 
 def test_what_an_engine_says_of_a_file(engine: Engine) -> None:

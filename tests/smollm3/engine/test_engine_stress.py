@@ -1,11 +1,11 @@
-"""Thousands of answers begun and given up in every way there is: nothing is lost, mixed up or left behind.
+"""Thousands of answers are started and abandoned in all possible ways, and nothing is lost, mixed up or leaked.
 
-100 of two kinds by default, 500 where the engine has changed, 10,000 with `make fuzz`. A failure prints its seed:
-`FUZZ_SEED=<n>` begins alike, though threads meet as they like.
+100 of two kinds by default, 500 if the engine has changed, 10,000 with `make fuzz`. A failure prints its seed.
+`FUZZ_SEED=<n>` starts with the same requests, although the order of threads varies.
 
-Many threads at once submit, follow, stop, disconnect, forget and come back, over fewer blocks than they want, so that
-answers wait, are preempted and share what they have in common. Each answer is compared with what the same request said
-when it was alone: a stopped one must have said the beginning of it.
+Many threads concurrently submit, read, stop, disconnect, abandon and resume, with fewer blocks than they need, so that
+answers wait, are preempted and share prefixes. Each answer is compared with the answer to the same request alone; a
+stopped answer must be a beginning of it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from notso.smollm3.output.generation import Generation
 SMALL = RandomModel(seed=5, layers=2, hidden=64, ffn=96, heads=2, kv_heads=1, head_dim=32, vocab=400)
 ANSWERS = 10_000 if "FUZZ_SECONDS" in os.environ else 500 if is_long("engine") else 100
 CROWDS = itertools.product(("k8v8", "k4v3"), (False, True)) if ANSWERS > 100 else (("k8v8", False), ("k4v3", True))
-"""Formats of the cache, with and without files for what is evicted."""
+"""Cache formats, with and without files for evicted blocks."""
 CLIENTS = 12
 SEED = int(os.environ.get("FUZZ_SEED", SystemRandom().getrandbits(32)))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A request, and what it says when nothing else happens."""
+    """A request, and its answer without other requests."""
 
     prompt: list[int]
     params: SamplingParams
@@ -51,7 +51,7 @@ class Case:
 
 
 def cases(source: random.Random) -> Iterator[Case]:
-    """Prompts that have much, little or nothing in common, within a block and beyond; greedy and seeded."""
+    """Yield prompts with long, short and no common prefixes, within a block and beyond; greedy and seeded."""
     stem = [source.randrange(300) for _ in range(300)]
     for number in range(32):
         shared = source.choice((0, 3, 127, 128, 129, 200, 256, 300))
@@ -66,7 +66,7 @@ def said(events: list[Event]) -> str:
 
 
 def check(case: Case, events: list[Event], *, whole: bool) -> None:
-    """One usage, one end, in this order and last; the text is that of `case`, or a beginning of it."""
+    """Assert that one usage and one end are the last events, and that the text is, or begins, that of `case`."""
     kinds = [event.kind for event in events]
     assert kinds[-2:] == ["usage", "end"] and kinds.count("usage") == kinds.count("end") == 1, kinds
     usage = events[-2].usage
@@ -81,13 +81,13 @@ def check(case: Case, events: list[Event], *, whole: bool) -> None:
 
 
 class Client:
-    """Does things with an engine, one after another, in a thread of its own."""
+    """Performs actions with an engine, one after another, in its own thread."""
 
     def __init__(self, engine: Engine, known: list[Case], seed: int) -> None:
         self.engine = engine
         self.known = known
         self.source = random.Random(seed)
-        self.begun: list[tuple[Case, Generation, bool]] = []  # whether it was left alone
+        self.begun: list[tuple[Case, Generation, bool]] = []  # the flag is false for generations that were stopped
 
     def work(self, answers: int) -> None:
         ways: list[Callable[[Case], None]] = [
@@ -101,9 +101,9 @@ class Client:
         self.wait_for_placement()
 
     def wait_for_placement(self) -> None:
-        """Wait for what was begun, and look at it."""
+        """Wait for all submitted generations and check their results."""
         for case, generation, whole in self.begun:
-            assert generation.wait(1 << 30, timeout_s=120), "an answer never ended"
+            assert generation.wait(1 << 30, timeout_s=120), "an answer did not end"
             reason = generation.read()[-1].finish_reason
             check(case, generation.read(), whole=whole or reason != "cancelled")
         self.begun.clear()
@@ -133,20 +133,20 @@ class Client:
             generation.stop()
 
     def disconnect(self, case: Case) -> None:
-        """The reader of a stream goes away in the middle."""
+        """Close a stream before its end, as a disconnecting reader does."""
         stream = self.engine.generate(case.prompt, case.params)
         for _ in zip(range(self.source.randrange(8)), stream, strict=False):
             pass
         stream.close()  # type: ignore[attr-defined]
 
     def clear(self, case: Case) -> None:
-        """Nobody reads, and nobody holds it."""
+        """Submit without reading, in half of the cases without keeping a reference."""
         self.submit(case, whole=True)
         if self.source.random() < 0.5:
             self.begun.pop()
 
     def watch(self, case: Case) -> None:
-        """By notification."""
+        """Read when notified."""
         seen: list[int] = []
         generation = self.submit(case, whole=True)
         generation.subscribe(lambda: seen.append(len(generation.read())))
@@ -154,7 +154,7 @@ class Client:
         assert generation.finished and seen == sorted(seen)
 
     def come_and_go(self, case: Case) -> None:
-        """Readers that begin anywhere see the rest, the same for all."""
+        """Readers that start at any event see the same remaining events."""
         generation = self.submit(case, whole=True)
         after = self.source.randrange(6)
         late = list(generation.events(after))
@@ -165,7 +165,7 @@ class Client:
 def crowded(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_drafts: None
 ) -> Iterator[Engine]:
-    """Six places, and blocks for little more than two long answers; with files for the rest, and without."""
+    """Load an engine with six slots and blocks for little more than two long answers, with and without a disk cache."""
     kv: KVFormat
     kv, on_disk = request.param
     monkeypatch.setattr(memory_plan, "SHARED_TOKENS", 1024)
@@ -177,12 +177,12 @@ def crowded(
 
 
 def held(folder: Path) -> tuple[list[str], list[str]]:
-    """Our threads, and the open files below `folder`: what other tests' fixtures hold besides is not looked at."""
+    """Return our threads, and the open files below `folder`; other tests' fixtures may have other open files."""
     gc.collect()
     threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("notso"))
     files = []
     for number in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the listing's own, closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself, which is closed
             files.append(str(number.readlink()))
     return threads, sorted(file for file in files if file.startswith(str(folder)))
 
@@ -207,7 +207,7 @@ def test_thousands_of_answers_leave_nothing_behind(crowded: Engine, tmp_path: Pa
         assert usage is not None and events[-1].kind == "end"
         known.append(Case(case.prompt, case.params, said(events), usage.completion_tokens))
     assert idle(crowded) and sum(case.tokens for case in known) > 200
-    gc.collect()  # what tests before this one left
+    gc.collect()  # remaining objects of earlier tests
     before = held(tmp_path)
 
     clients = [Client(crowded, known, source.getrandbits(32)) for _ in range(CLIENTS)]
@@ -216,7 +216,7 @@ def test_thousands_of_answers_leave_nothing_behind(crowded: Engine, tmp_path: Pa
             done.result(timeout=600)
 
     until, at_rest = time.monotonic() + 90, False
-    while not at_rest and time.monotonic() < until:  # now and then a block is on its way to the disk
+    while not at_rest and time.monotonic() < until:  # a block may still be written to disk
         time.sleep(0.2)
         at_rest = idle(crowded) and no_more(tmp_path, before)
     stats = crowded.stats()
@@ -227,7 +227,7 @@ def test_thousands_of_answers_leave_nothing_behind(crowded: Engine, tmp_path: Pa
 
 
 def check_books(engine: Engine) -> None:
-    """Every block is blank or cached, every place is free, and windows belong to blocks that hold something."""
+    """Assert that every block is blank or cached, every slot is free, and windows belong to blocks with contents."""
     scheduler, blocks = engine._scheduler, engine._pool
     assert not scheduler.running and not scheduler.waiting and sorted(scheduler._free_indices) == list(range(6))
     assert blocks.available == blocks.blocks and not any(blocks.references(block) for block in range(blocks.blocks))
@@ -235,7 +235,7 @@ def check_books(engine: Engine) -> None:
     assert len(blank) == len(blocks._blank) and blank.isdisjoint(blocks._unreferenced)
     held = set(blocks.windows.values())
     assert len(held) == len(blocks.windows) and held.isdisjoint(blocks._free_windows)
-    assert not blank & set(blocks.windows), "a blank block keeps a window"
+    assert not blank & set(blocks.windows), "a blank block must not have a window"
 
 
 def test_closing_in_the_middle_ends_every_answer(tmp_path: Path) -> None:
@@ -251,5 +251,5 @@ def test_closing_in_the_middle_ends_every_answer(tmp_path: Path) -> None:
             assert generation.wait(1 << 30, timeout_s=60) and generation.read()[-1].kind == "end"
         with pytest.raises(Exception, match="closed"):
             engine.submit([1], SamplingParams(max_tokens=1))
-    after, _ = held(tmp_path)  # other tests' threads may come to their end meanwhile
+    after, _ = held(tmp_path)  # threads of other tests may end meanwhile
     assert len(after) <= len(before), (before, after)

@@ -1,4 +1,4 @@
-"""In a forked process, which has none of the engine's threads, every use raises at once; a process of its own works."""
+"""In a forked process, which lacks the engine's threads, every use raises immediately; a spawned process works."""
 
 from __future__ import annotations
 

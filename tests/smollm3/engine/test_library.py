@@ -1,4 +1,4 @@
-"""The library as programs use it: models by name, settings with types, errors that name the file, short reprs."""
+"""The library as programs use it: models by name, typed settings, errors that name the file, and short reprs."""
 
 from __future__ import annotations
 

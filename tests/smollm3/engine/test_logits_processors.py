@@ -1,4 +1,4 @@
-"""Logits processors of others: they change their own request's answer, exactly, and nobody else's."""
+"""Users' logits processors affect exactly their own request's answer and no others."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_that_changes_nothing_changes_nothing_and_sees_each_row_once(engine:
 
 
 def test_seeds_and_drafts_stay_right() -> None:
-    """With drafts and without, the same calls come in the same order: the same answer."""
+    """With and without drafts, processors are called in the same order and give the same answer."""
     for params in (PARAMS, SamplingParams(max_tokens=24, temperature=0.8, seed=7)):
         texts = []
         for speculation in (True, False):
@@ -101,7 +101,7 @@ def test_one_that_fails_fails_its_own_answer(engine: Engine, name: str) -> None:
 
 
 def test_grammar_and_log_probabilities_are_what_they_were(engine: Engine) -> None:
-    """A grammar comes behind a processor; log probabilities are the model's own."""
+    """A grammar is applied after a processor, and log probabilities are those of the model."""
     options = RequestOptions(thinking=False, logits_processors=("lifted",), top_logprobs=1)
     plain = RequestOptions(thinking=False, top_logprobs=1)
     first, other = (

@@ -1,4 +1,4 @@
-"""What an engine is given: context, cache format, sequences and tiles, by what memory there is."""
+"""The engine's plan for available memory: context, cache format, sequences and tiles."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_no_room_at_all_is_a_context_of_nothing() -> None:
     ("context", "kv_format"), [(None, "f16"), (32_768, "f16"), (32_769, "k8v8"), (131_072, "k8v8")]
 )
 def test_fine_weights_have_a_finer_cache_whatever_memory_there_is(context: int | None, kv_format: KVFormat) -> None:
-    """An 8-bit cache costs more accuracy than the weights' format does."""
+    """An 8-bit cache loses more accuracy than these weights' format."""
     assert plan(64, context_tokens=context, fine_weights=True).kv_format == kv_format
     if context is None:
         little = plan(2.5, fine_weights=True)
@@ -287,7 +287,7 @@ def test_what_was_kept_goes_before_the_rule() -> None:
     assert plan(64, fine_weights=True, kept="k8v8").kv_format == "k8v8"
     assert plan(64, kept="k8v4").kv_format == "k8v4"
     assert plan(64, kept="k8v4", kv="f16").kv_format == "f16"
-    assert plan(4.3, context_tokens=131_072, kept="k8v8").kv_format == "k4v3", "other files go by memory as before"
+    assert plan(4.3, context_tokens=131_072, kept="k8v8").kv_format == "k4v3", "other files depend on memory"
 
 
 FORMATS_OF_FILES = {
@@ -315,9 +315,9 @@ def test_the_format_goes_by_the_file_and_is_kept_in_the_folder(tmp_path: Path, m
     assert loaded(context_tokens=256, cache_dir=cache) == expected
     kept = json.loads((cache / "formats.json").read_text())
     assert list(kept.values()) == [expected]
-    (cache / "formats.json").write_text(json.dumps(dict.fromkeys(kept, "k8v4")))  # as another release chose
+    (cache / "formats.json").write_text(json.dumps(dict.fromkeys(kept, "k8v4")))  # chosen by another version
     assert loaded(context_tokens=256, cache_dir=cache) == "k8v4"
-    assert loaded(context_tokens=128, cache_dir=cache) == expected, "another context is another choice"
+    assert loaded(context_tokens=128, cache_dir=cache) == expected, "the choice depends on the context"
     assert loaded(context_tokens=256, cache_dir=cache, kv="k4v4") == "k4v4"
     assert sorted(json.loads((cache / "formats.json").read_text()).values()) == sorted(["k8v4", expected])
     (cache / "formats.json").write_text("[" * 100_000)

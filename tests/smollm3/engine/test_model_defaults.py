@@ -1,4 +1,4 @@
-"""What a model file recommends for sampling, and a chat template given beside it."""
+"""Recommended sampling parameters in a model file, and a separate chat template."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""One request, one answer: alone or in company, however the work is cut, whatever is remembered, guessed or restored.
+"""A request's answer is the same alone or concurrently, with any split of the work, and with any cached, drafted or
+restored tokens.
 
-A dozen answers of each kind by default, 48 where the engine has changed, 1,000 with `make fuzz`, drawn at random among
-all the ways there are. A failure prints its seed: `FUZZ_SEED=<n>` draws alike.
+A dozen answers of each kind by default, 48 if the engine has changed, 1,000 with `make fuzz`, drawn at random from all
+combinations. A failure prints its seed: `FUZZ_SEED=<n>` draws the same ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Answer = tuple[tuple[int, ...], str]
 
 
 class Asked:
-    """A request whose answer must always be the same: a chat long enough for three tiles, that repeats itself."""
+    """A request whose answer must always be the same: a repetitive chat that is long enough for three tiles."""
 
     def __init__(self, engine: Engine, params: SamplingParams, *, words: int) -> None:
         source = random.Random(words)
@@ -40,13 +41,13 @@ class Asked:
         self.answers: set[Answer] = set()
 
     def begin(self, engine: Engine, owner: str = "") -> tuple[Generation, list[int]]:
-        """The generation, and the tokens of its sequence, which grow with the answer."""
+        """Submit the request; return the generation, and its sequence's tokens, which grow with the answer."""
         request = engine._request(self.prompt, self.params, RequestOptions(priority="api", owner=owner))
         engine._core.submit(request)
         return request.generation, request.sequence.tokens
 
     def finish(self, begun: tuple[Generation, list[int]]) -> None:
-        """Keep what came: the very tokens, and what was made of them."""
+        """Record the answer's tokens and text."""
         generation, tokens = begun
         events = list(generation.events())
         assert events[-1].kind == "end", events[-1]
@@ -72,7 +73,7 @@ def load(kv: KVFormat, folder: Path, *, speculation: bool) -> Engine:
 
 
 def company(engine: Engine, source: random.Random, asked: list[Asked]) -> list[Generation]:
-    """Up to 15 others, some of which begin as ours do, are cut off or wait."""
+    """Submit up to 15 other requests, some of which share a prefix with ours, are truncated or wait."""
     others = []
     for _ in range(source.choice((0, 0, 1, 15))):
         alike = source.choice(asked).prompt
@@ -86,7 +87,7 @@ def company(engine: Engine, source: random.Random, asked: list[Asked]) -> list[G
 
 
 def forget(engine: Engine, source: random.Random) -> None:
-    """All, or some of what is remembered in memory; what is on disk stays."""
+    """Clear all or some blocks in memory; blocks on disk remain."""
     blocks = engine._pool
     if source.random() < 0.5:
         engine._core.call(blocks.clear)
@@ -99,7 +100,7 @@ def test_the_same_request_has_the_same_answer(kv: KVFormat, tmp_path: Path) -> N
     print(f"FUZZ_SEED={SEED}")
     source, asked, count, guessed, cached = random.Random(SEED), list[Asked](), 0, 0, 0
     while count < ANSWERS:
-        # Each engine finds on disk what those before it left there.
+        # Each engine finds the blocks that earlier ones wrote to disk.
         with load(kv, tmp_path, speculation=count % 24 < 8) as engine:
             if not asked:
                 asked = [Asked(engine, greedy(24), words=60), Asked(engine, seeded(24), words=30)]
@@ -111,7 +112,7 @@ def test_the_same_request_has_the_same_answer(kv: KVFormat, tmp_path: Path) -> N
                 if source.random() < 0.4:
                     forget(engine, source)
                 others = company(engine, source, asked)
-                # An owner of its own finds nothing: cold, whatever is remembered.
+                # A new owner finds no cached blocks.
                 owner = source.choice(("", f"owner {source.random()}"))
                 begun = [(one, one.begin(engine, owner)) for one in source.sample(asked, 2)]
                 for one, generation in begun:
@@ -124,12 +125,12 @@ def test_the_same_request_has_the_same_answer(kv: KVFormat, tmp_path: Path) -> N
             stats = engine.stats()
             guessed += stats.accepted_tokens_total
             cached += stats.cached_tokens_total
-    assert guessed and cached, "nothing was guessed or found"
+    assert guessed and cached, "drafts must be accepted, and blocks must be found"
     assert [len(one.answers) for one in asked] == [1] * len(asked)
 
 
 def test_each_way_by_itself(kv: KVFormat, tmp_path: Path) -> None:
-    """Cold, warm, restored; every size of chunk; one thread and two; guessing and not."""
+    """Empty cache, cached and restored; every chunk size; one and two threads; with and without speculation."""
     asked: list[Asked] = []
     for speculation in (True, False):
         with load(kv, tmp_path, speculation=speculation) as engine:
@@ -139,8 +140,8 @@ def test_each_way_by_itself(kv: KVFormat, tmp_path: Path) -> None:
                 engine._runner.max_rows = min(rows, full)
                 kernel_choice.set_threads(1 + number % 2)
                 for one in asked:
-                    one.finish(one.begin(engine, owner=f"{number}"))  # cold
-                    one.finish(one.begin(engine, owner=f"{number}"))  # warm
+                    one.finish(one.begin(engine, owner=f"{number}"))  # no cached blocks
+                    one.finish(one.begin(engine, owner=f"{number}"))  # cached blocks
             engine._core.call(engine._pool.clear)
         with load(kv, tmp_path, speculation=speculation) as engine:
             salt = cache_salt(b"", "1").root
@@ -150,5 +151,5 @@ def test_each_way_by_itself(kv: KVFormat, tmp_path: Path) -> None:
                 begun = one.begin(engine, owner="1")
                 one.finish(begun)
                 usage = begun[0].read()[-2].usage
-                assert usage is not None and usage.cached_tokens > 128  # restored
+                assert usage is not None and usage.cached_tokens > 128  # restored from disk
     assert [len(one.answers) for one in asked] == [1, 1]

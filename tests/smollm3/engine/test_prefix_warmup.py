@@ -1,4 +1,4 @@
-"""What the next turn begins with is read while nobody asks: found by it, given up for others, never in their way."""
+"""The beginning of the next turn is prefilled while the engine is idle: reuse, interruption, and effects on others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Asks, has the engine say `said`, and returns the answer as the history will show it."""
+    """Return a function that submits messages, scripts `said` as the answer, and returns it as in the history."""
 
     def ask(engine: Engine, messages: Sequence[Message], said: str = SAID, **options: Any) -> Message:
         with monkeypatch.context() as patched:
@@ -62,13 +62,13 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
     return ask
 
 
-# ---------------------------------------------------------------- what is found
+# ---------------------------------------------------------------- reuse
 
 
 @pytest.mark.parametrize("kv", KV_FORMATS)
 @pytest.mark.parametrize("thinking", [False, True])
 def test_all_but_the_words_is_there(ask: Ask, kv: KVFormat, thinking: bool) -> None:
-    """And what is answered stays the same; the long answer behind the thought takes several steps."""
+    """The answer is the same with and without prefill ahead, which takes several steps for a long answer."""
     said = f"<think>\n{THOUGHT}\n</think>\n{SAID}" if thinking else SAID
     with load(kv) as engine:
         history = [QUESTION, ask(engine, [QUESTION], said, thinking=thinking)]
@@ -128,7 +128,7 @@ def test_the_beginning_holds_for_any_words(demo_engine: Engine, words: str) -> N
         assert demo_engine.detokenize(known).endswith("Well.<|im_end|>\n<|im_start|>user\n")
 
 
-# ---------------------------------------------------------------- who is left alone
+# ---------------------------------------------------------------- exclusions
 
 
 def test_only_answers_that_another_turn_may_follow_are_noted(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_only_answers_that_another_turn_may_follow_are_noted(ask: Ask, monkeypat
         notes = engine._core.background.prefix_warmup._notes
         ask(engine, "Once upon a time")
         ask(engine, [10, 20, 30])
-        ask(engine, [SHORT], max_tokens=4)  # ended for its length
+        ask(engine, [SHORT], max_tokens=4)  # ended by its length
         ask(engine, [SHORT], priority="background")
         ask(engine, [SHORT, Message("assistant", "Well")], continue_last=True)
         guided = list(engine.generate([SHORT], GREEDY, RequestOptions(thinking=False, grammar=Grammar("regex", "ab"))))
@@ -149,7 +149,7 @@ def test_only_answers_that_another_turn_may_follow_are_noted(ask: Ask, monkeypat
         ask(engine, [SHORT], "Well.")
         assert len(notes) == 1
         ask(engine, [SHORT], "Another answer.")
-        assert len(notes) == 1, "it was answered anew"
+        assert len(notes) == 1, "a regenerated answer must replace the note"
         for number in range(2 * prefix_warmup.MOST_NOTES):
             ask(engine, [Message("user", str(number))], "Well.")
         assert len(notes) == prefix_warmup.MOST_NOTES
@@ -176,7 +176,7 @@ def test_a_template_that_runs_apart_is_not_asked_twice(ask: Ask, monkeypatch: py
 
 
 def test_what_others_have_cached_stays(ask: Ask) -> None:
-    """Where no block is blank, those of the thought make room for the answer, not those of other conversations."""
+    """Without blank blocks, the reasoning's blocks are evicted for the answer, not those of other conversations."""
     with load(context=1024) as engine:
         cache = engine._pool
         other = [QUESTION, ask(engine, [QUESTION], SAID, thinking=False)]
@@ -213,11 +213,11 @@ def test_the_statistics_know_nothing_of_it(ask: Ask) -> None:
         second_turn(engine, history)
 
 
-# ---------------------------------------------------------------- who comes meanwhile
+# ---------------------------------------------------------------- requests during prefill ahead
 
 
 def test_a_request_need_not_wait(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes while a step that reads ahead is at its second layer; no further layer is computed before it."""
+    """A request arrives in the second layer of a step that prefills ahead; no further layer is computed before it."""
     monkeypatch.setattr(prefix_warmup, "QUIET_S", DAY_LONG)
     with load() as engine:
         history = [QUESTION, ask(engine, [QUESTION], thinking=False)]
@@ -317,7 +317,7 @@ def test_many_ended_at_once_are_all_read(ask: Ask) -> None:
 def test_chats_side_by_side_say_what_each_says_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kv: KVFormat
 ) -> None:
-    """Conversations of several turns, with pauses in which there is something to read ahead."""
+    """Conversations with several turns, with pauses for prefill ahead."""
     monkeypatch.setattr(prefix_warmup, "QUIET_S", 0.0)
     params = SamplingParams(max_tokens=60, temperature=1.2, seed=3)
 
@@ -359,12 +359,12 @@ def test_a_chain_of_blocks_and_who_goes_first() -> None:
     for block in (blocks[1], blocks[0]):
         cache.free(block)
     assert (cache.blank, cache.available) == (1, 3)
-    assert cache.deprioritize(blocks) == 2, "one of them is in use"
+    assert cache.deprioritize(blocks) == 2, "a block in use is not moved"
     assert [cache.allocate() for _ in range(3)][1:] == [blocks[1], blocks[0]]
 
 
 def test_owners_take_turns_and_share_what_is_kept() -> None:
-    """Many answers of one owner neither push out nor put off what another's next turn begins with."""
+    """Many answers of one owner neither evict nor delay what was noted for another owner."""
     nothing: Any = None
     warmup = PrefixWarmup(nothing, nothing, nothing, nothing)
 
@@ -385,7 +385,7 @@ def test_owners_take_turns_and_share_what_is_kept() -> None:
     for owner in (b"modest", b"greedy"):
         warmup.draft(CacheSalt(owner), None, None, [1, 2], 0)
     drafts = []
-    for _ in range(4):  # the greedy one types on and on
+    for _ in range(4):  # the greedy owner keeps typing
         drafts.append(warmup._next().salt.root)
         warmup.draft(CacheSalt(b"greedy"), None, None, [1, 2], 0)
     assert drafts[:2] in ([b"modest", b"greedy"], [b"greedy", b"modest"])

@@ -1,4 +1,4 @@
-"""Logits of a whole context: the same in pieces, beside answers and beside others who ask, and no answer waits."""
+"""Logits of a whole context are the same in pieces, during answers, and with concurrent callers; answers go on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_answers_go_on_between_the_pieces(engine: Engine, monkeypatch: pytest.Mo
     def noted(chunks: Any, *rest: Any) -> Any:
         is_piece = any(chunk.sequence.tokens == IDS for chunk in chunks)
         until = time.monotonic() + 60
-        while not (is_piece or engine._core._inbox or is_done.is_set()):  # the answer would be through before the rest
+        while not (is_piece or engine._core._inbox or is_done.is_set()):  # or the answer would end first
             assert time.monotonic() < until
             time.sleep(0.0005)
         steps.append("piece" if is_piece else "step")
@@ -48,7 +48,7 @@ def test_answers_go_on_between_the_pieces(engine: Engine, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(alone, beside)
     first, last = steps.index("piece"), len(steps) - steps[::-1].index("piece")
     assert steps.count("piece") >= len(IDS) // 16
-    assert "piece piece piece" not in " ".join(steps[first:last])  # one may come in before the answer's own step
+    assert "piece piece piece" not in " ".join(steps[first:last])  # two pieces may precede an answer's step
 
 
 def test_two_who_ask_at_once_get_what_each_gets_alone(engine: Engine) -> None:

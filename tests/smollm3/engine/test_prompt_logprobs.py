@@ -1,4 +1,5 @@
-"""Log probabilities of a prompt's tokens: those of `Engine.logits`, whatever else is computed, and cached, beside."""
+"""Log probabilities of a prompt's tokens equal those from `Engine.logits`, with any other requests and cached
+blocks."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def scores_of(events: list[Event]) -> list[TokenLogprob]:
 
 
 def require_scores(engine: Engine, ids: list[int], found: list[TokenLogprob]) -> None:
-    """That they are those of the logits of the whole, bit for bit."""
+    """Assert that they equal those of the whole context's logits, bit for bit."""
     expected = log_probabilities(engine.logits(ids))
     assert len(found) == len(ids)
     assert math.isnan(found[0].logprob) and found[0].top == ()
@@ -56,7 +57,7 @@ def test_what_is_cached_is_not_missed(engine: Engine) -> None:
     assert next(event.usage for event in again if event.usage).cached_tokens == 0
     require_scores(engine, IDS, scores_of(again))
     after = list(engine.generate(IDS, GREEDY, RequestOptions(is_plain=True)))
-    assert next(event.usage for event in after if event.usage).cached_tokens > 0  # others find what it computed
+    assert next(event.usage for event in after if event.usage).cached_tokens > 0  # other requests find its blocks
 
 
 def test_many_at_once(engine: Engine) -> None:
@@ -70,11 +71,11 @@ def test_many_at_once(engine: Engine) -> None:
 
 
 def test_who_had_to_leave_tells_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks for little more than two of them: who comes last gives way."""
+    """There are blocks for little more than two requests, so the last one is preempted."""
     monkeypatch.setattr(memory_plan, "SHARED_TOKENS", 1024)
     with Engine.load(context_tokens=512, max_num_seqs=3) as engine:
         params = SamplingParams(max_tokens=180, temperature=0.0, ignore_eos=True)
-        asked = [[500 + number, *IDS[:299]] for number in range(3)]  # nothing in common
+        asked = [[500 + number, *IDS[:299]] for number in range(3)]  # no common prefix
         running = [engine.submit(ids, params, SCORED) for ids in asked]
         found = [scores_of(list(generation.events())) for generation in running]
         assert engine.stats().preemptions_total
@@ -92,7 +93,7 @@ def test_nothing_is_written_where_only_the_prompt_is_asked_for(engine: Engine) -
 
 
 def test_every_token_of_the_answer_is_told(engine: Engine) -> None:
-    """A token that ends the answer, or shows nothing, has its place too: whoever counts relies on it."""
+    """Tokens that end the answer or are not shown are included, because callers count tokens."""
     end, control = min(engine.tokenizer.end_ids), min(engine.tokenizer.control_ids - engine.tokenizer.end_ids)
     for forced in (end, control, engine.tokenize("\u00e9\U0001f600")[0]):
         params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={forced: 100.0})

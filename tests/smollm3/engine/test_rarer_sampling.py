@@ -1,4 +1,4 @@
-"""The rarer ways to choose tokens and to end an answer, in the engine: alone, in company, guessed ahead, in a form."""
+"""Less common sampling and stop parameters in the engine: alone, concurrently, with drafts, and with grammars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts: an untouched one is drawn again token by token, and whatever was changed in it is found and named."""
+"""An unchanged receipt is reproduced token by token, and every change in a receipt is detected and named."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def receipt_of(engine: Engine, params: SamplingParams, options: RequestOptions) 
 
 
 def signed_again(receipt: dict[str, Any]) -> dict[str, Any]:
-    """As somebody changes it who knows how it is made: all hashes fit."""
+    """Recompute all hashes of a changed receipt, as an attacker who knows the format would."""
     for part in ("prompt", "answer"):
         receipt[part] |= {"tokens": len(receipt[part]["ids"]), "sha256": ids_digest(receipt[part]["ids"])}
     receipt["options"].pop("sha256")
@@ -51,7 +51,7 @@ def test_an_untouched_receipt_is_drawn_again(engine: Engine, options: RequestOpt
     closed = sealed(receipt)
     assert engine.check_receipt(closed, receipt) == found
     text = json.dumps(closed)
-    assert '"ids"' not in text and "weather" not in text and "Oslo" not in text, "it tells nothing of the conversation"
+    assert '"ids"' not in text and "weather" not in text and "Oslo" not in text, "a receipt must not contain any text"
 
 
 def test_a_text_is_continued_the_same_way(engine: Engine) -> None:
@@ -138,7 +138,7 @@ ODD: tuple[Any, ...] = (
 
 
 def test_fields_of_any_kind_are_refused_or_judged(engine: Engine) -> None:
-    """Whatever stands in a receipt whose hashes fit: a check ends, and with no other error than the two it may have."""
+    """Whatever a receipt with matching hashes contains, the check ends, with one of its two errors or with a result."""
     receipt = receipt_of(engine, SamplingParams(seed=3, max_tokens=9), OPTIONS["strict tools"])
     fields = [(name,) for name in receipt if name != "digest"]
     fields += [(part, name) for part in receipt if isinstance(receipt[part], dict) for name in receipt[part]]

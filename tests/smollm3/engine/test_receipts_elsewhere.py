@@ -1,6 +1,6 @@
-"""Receipts written by one kernel family are drawn again by every other one, and changed ones are found.
+"""Receipts of one kernel family are reproduced by all others, and changed ones are detected.
 
-RECEIPTS=1000 writes and checks so many; LONG=native adds twenty under qemu and ten on the emulated CUDA backend.
+RECEIPTS=1000 sets their number; LONG=native adds twenty under qemu and ten on the emulated CUDA backend.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def receipts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("family", available_kernels()[1:])
 def test_another_family_draws_them_again(receipts: Path, family: str) -> None:
-    few = (max(1, COUNT // 10),) if family == "generic" else ()  # it takes ten times as long
+    few = (max(1, COUNT // 10),) if family == "generic" else ()  # fewer, because it takes ten times as long
     assert not run("check", receipts, *few, family=family)["problems"]
 
 
@@ -63,7 +63,7 @@ def test_an_aarch64_draws_them_again(receipts: Path, tmp_path: Path) -> None:
     assert not json.loads(done.stdout)["problems"]
 
 
-# As in tests/qtensor/test_emulated_cuda.py: another native module in the place of the installed one.
+# As in tests/qtensor/test_emulated_cuda.py, replace the installed native module.
 EMULATED = """
 import importlib.util, runpy, sys
 name = "notso.qtensor._native"

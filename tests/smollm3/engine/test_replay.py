@@ -1,4 +1,4 @@
-"""Tokens given back to an engine: what follows is what would have followed, to the bit and the event."""
+"""An answer continued from replayed tokens equals the original bit for bit and event by event."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def engine() -> Iterator[Engine]:
 
 @dataclass
 class Written:
-    """An answer as its events tell it."""
+    """The content of an answer's events."""
 
     events: list[Event]
 
@@ -109,7 +109,7 @@ def test_an_answer_goes_on_from_each_of_its_tokens(
     for place in sorted({*range(0, len(replay.ids), 5), len(replay.ids)} - inside):
         again = write(engine, messages, params, replace(options, replay=cut(replay, place)))
         assert again.shown == whole.shown
-        assert replay.ids[:place] + again.replay.ids == replay.ids, "the ids after the replayed ones are told"
+        assert replay.ids[:place] + again.replay.ids == replay.ids, "the new ids must follow the replayed ones"
 
 
 def test_reasoning_ended_by_the_user_ends_at_the_same_place(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_reasoning_ended_by_the_user_ends_at_the_same_place(engine: Engine, monk
     ended, step = threading.Event(), engine._core._step
 
     def waiting() -> None:
-        if any(each.output.tokens >= 4 for each in engine._core._requests.values()):  # its reasoning is over soon
+        if any(each.output.tokens >= 4 for each in engine._core._requests.values()):  # its reasoning ends soon
             assert ended.wait(60)
         step()
 
@@ -154,7 +154,7 @@ FORKS = int(os.environ.get("FORKS", 12))
 
 @pytest.mark.parametrize("kv", KV_CHOICES[1:])
 def test_a_branch_is_what_a_cold_engine_writes_behind_the_same_tokens(kv: KVChoice) -> None:
-    """At FORKS places, spread over the positions of a block: FORKS=1000 takes them all, in each format."""
+    """Branches at FORKS positions of a block; FORKS=1000 tests all of them in each format."""
     messages, params = asked(RequestOptions()), SamplingParams(seed=2, max_tokens=260, ignore_eos=True, temperature=1.5)
     options = RequestOptions(thinking=False)
     with Engine.load(None, threads=1, context_tokens=1024, kv=kv) as warm:

@@ -1,4 +1,4 @@
-"""What a fixed prefix costs when it is asked about again: its last tokens and the question, whatever has changed."""
+"""The cost of another question about a fixed prefix: only its last tokens and the question are computed again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from notso.smollm3.sampling.quote_index import QuoteIndex
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 
 READING_DAY = date(2026, 11, 25)
-GOAL = 130  # tokens read again
+GOAL = 130  # maximum number of tokens that are computed again
 FEW = SamplingParams(max_tokens=4, seed=1)
 _RNG = random.Random(42)
 WORDS = ["".join(_RNG.choices(("an", "be", "cor", "der", "in", "ment", "or", "re", "ter"), k=2)) for _ in range(900)]
@@ -76,7 +76,7 @@ def test_documents_have_a_longer_context_than_other_prompts(tmp_path: Path) -> N
         with pytest.raises(ContextLengthError, match="the context is 8,192"):
             engine.chat([Message("user", text)], params=FEW)
         touched = engine._runner.cache._touched
-        assert touched < 9_000 // BLOCK_TOKENS, "reserved, not touched"
+        assert touched < 9_000 // BLOCK_TOKENS, "reserved memory must stay untouched"
         used = engine.chat([Message("user", text)], params=FEW, options=with_prefix).usage
         assert used.prompt_tokens > 9_000 and engine._runner.cache._touched >= 9_000 // BLOCK_TOKENS
         assert engine.estimate([Message("user", text)], with_prefix).cached_tokens > 8_900
@@ -91,13 +91,13 @@ def usage(engine: Engine, question: str, asked: RequestOptions | None = None, do
 
 
 def read(engine: Engine, question: str, asked: RequestOptions | None = None, documents: str = DOCUMENT) -> int:
-    """Tokens of the prompt that were computed."""
+    """Return the number of prompt tokens that were computed."""
     found = usage(engine, question, asked, documents)
     return found.prompt_tokens - found.cached_tokens
 
 
 def load(model: Path | None, folder: Path | None, **settings: int) -> Engine:
-    """An engine that knows its model file."""
+    """Load an engine and wait until the model file is identified."""
     engine = Engine.load(model, context_tokens=2048, kv="k8v8", cache_dir=folder, **settings)  # type: ignore[arg-type]
     if engine._identity is not None:
         engine._identity.wait(60)
@@ -105,7 +105,7 @@ def load(model: Path | None, folder: Path | None, **settings: int) -> Engine:
 
 
 def settle(engine: Engine) -> None:
-    """Wait until everything is on disk."""
+    """Wait until everything is written to disk."""
     offload = engine._offload
     assert offload is not None
     while engine._core.call(lambda: offload.work() or offload.has_work):
@@ -116,7 +116,7 @@ def settle(engine: Engine) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of the demo model."""
+    """Copy the demo model."""
     return Path(shutil.copy(demo_path(), tmp_path / "model.gguf"))
 
 
@@ -139,7 +139,7 @@ def test_what_was_read_stays_read(model: Path, tmp_path: Path) -> None:
             assert read(engine, f"Who has {path.name}?") <= GOAL
             assert read(engine, f"Who has {path.name}?", options(owner="carol")) <= GOAL
             assert read(engine, "Who reads it?", options(thinking=True)) <= GOAL
-        os.utime(model)  # touched before it is loaded again
+        os.utime(model)  # changes the modification time before the next load
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_members_share_the_documents_and_nothing_behind_them(engine: Engine) -> 
     secret = "What would my neighbor say about the garden and the old fence between the two houses? " * 12
     asked = usage(engine, secret)
     again = usage(engine, secret)
-    assert again.cached_tokens == asked.prompt_tokens - 1, "the owner finds all of it"
+    assert again.cached_tokens == asked.prompt_tokens - 1, "the owner must find the whole prompt"
     other = usage(engine, secret, options(owner="bob"))
     shared = other.cached_tokens
     prefix = len(engine.encode_chat([Message("user", DOCUMENT)], options()))
@@ -164,7 +164,7 @@ def test_members_share_the_documents_and_nothing_behind_them(engine: Engine) -> 
 
 @pytest.mark.parametrize("length", range(0, 260, 13))
 def test_a_shared_block_tells_nothing_of_the_question(engine: Engine, length: int) -> None:
-    """Wherever the prefix ends: its shared tokens are those of any other question."""
+    """Wherever the prefix ends, its shared tokens are the same for every question."""
     prefix = " ".join(WORDS[:300])[: 900 + length]
     asked = options(prefix, owner=f"first {length}", scope=f"at {length}", reading=None)
     messages = [[Message("user", prefix + rest)] for rest in ("", "apple", "  \n\n b", "12", "é", "<|im_end|>")]
@@ -190,7 +190,7 @@ def test_a_prefix_in_another_message_and_one_that_was_dropped(engine: Engine) ->
     shared = engine._prompts.prefix_tokens(prompt, history, asked)
     text = engine.detokenize(prompt.ids[:shared])
     content = text[text.index(words[:20]) :]
-    assert words.startswith(content) and len(words) - len(content) < 8  # a token across the end is not shared
+    assert words.startswith(content) and len(words) - len(content) < 8  # a token that spans the end is not shared
     long = [system, document, Message("assistant", words * 12), Message("user", "Why?")]
     trimmed = RequestOptions(thinking=False, date=READING_DAY, prefix=prefix, when_full="drop_oldest")
     kept = engine._prompts.write_for(long, trimmed, context_tokens=2048, kept_free=100)
@@ -215,7 +215,7 @@ def test_the_next_question_and_a_draft_of_it_cost_no_document(engine: Engine) ->
     assert read(engine, "Who wrote it?", asked) <= GOAL
 
 
-# ---------------------------------------------------------------- pinned readings
+# ---------------------------------------------------------------- pinned prefixes
 
 
 def room_for(engine: Engine, readings: float, blocks: int) -> int:
@@ -246,7 +246,7 @@ def test_readings_are_evicted_whole_and_the_least_recently_used_first(tmp_path: 
         assert min(blocks(engine)["a"], blocks(engine)["b"]) >= 3
         assert read_document(engine, "a", "Who?") <= GOAL
         settle(engine)
-    with load(None, tmp_path, library_bytes=two) as engine:  # the order survives a restart
+    with load(None, tmp_path, library_bytes=two) as engine:  # the order of use survives a restart
         read_document(engine, "c")
         left = blocks(engine)
         assert left["b"] == 0 and left["a"] == whole and left["c"] >= 3
@@ -319,7 +319,7 @@ def test_indices_of_quotations_are_kept_and_forgotten_with_their_reading(
     for restarts in range(2):
         with load(None, tmp_path) as engine:
             read(engine, "Who?", replace(asked, prefix=replace(asked.prefix, reading=None)))
-            assert restarts or not folder.exists(), "nothing is kept of what is not pinned"
+            assert restarts or not folder.exists(), "prefixes that are not pinned must not be kept"
         made.clear()
         with load(None, tmp_path) as engine:
             read(engine, "Who?", asked)
@@ -333,7 +333,7 @@ def test_indices_of_quotations_are_kept_and_forgotten_with_their_reading(
         assert not list(folder.iterdir())
 
 
-# ---------------------------------------------------------------- the same bits
+# ---------------------------------------------------------------- equal bits
 
 
 def answer(engine: Engine, messages: list[Message], asked: RequestOptions) -> list[object]:
@@ -351,7 +351,7 @@ def damage(rng: random.Random, folder: Path) -> None:
 
 
 def compositions(engines: tuple[Engine, Engine], rng: random.Random, count: int) -> None:
-    """Random documents, members and modes: both engines say the same."""
+    """Compare the answers of both engines for random combinations of documents, members and modes."""
     for number in range(count):
         names = [f"{at}.txt" for at in range(rng.randrange(1, 5))]
         documents = "".join(document(name, 60 + 20 * at, 80 * at) for at, name in enumerate(names))

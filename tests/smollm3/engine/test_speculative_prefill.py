@@ -1,4 +1,4 @@
-"""What a person is typing is read before it is sent: found by it, whatever else is sent, and kept by nobody."""
+"""A draft is prefilled while a user types: reused when it is sent, private, and without effect on other requests."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_draft_that_is_sent_or_forgotten_is_not_read() -> None:
             background = engine.submit([SHORT], GREEDY, RequestOptions(thinking=False, priority="background"))
         list(background.events())
         wait(engine)
-        assert reads, "a suggestion is not what was typed"
+        assert reads, "background requests must not replace the draft"
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
@@ -166,7 +166,7 @@ def test_nothing_of_a_draft_goes_to_the_disk(tmp_path: Path) -> None:
 
 
 def test_drafts_take_each_others_room() -> None:
-    """Where no block is blank, however often the words change it is their own blocks that are written anew."""
+    """Without blank blocks, repeated changes of a draft reuse only the draft's own blocks."""
     with load(context=1024) as engine:
         cache = engine._pool
         others = [Message("user", f"{number} {QUESTION.content}") for number in range(3)]

@@ -1,4 +1,4 @@
-"""Many answers at a time, and what is done to them while they are written: stop, answer now, a budget for thoughts."""
+"""Control of concurrent answers during generation: stopping, answering immediately, and a thinking budget."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_budget_ends_the_thought_and_the_answer_follows(demo_engine: Engine) -
     short = list(demo_engine.generate(SUM, SamplingParams(max_tokens=300, temperature=0, thinking_budget=10)))
     assert thought.startswith(text(short, "reasoning"))
     assert short[-2].usage is not None
-    assert short[-2].usage.reasoning_tokens <= 10 + 3  # and the tokens that close it
+    assert short[-2].usage.reasoning_tokens <= 10 + 3  # and the tokens that end the reasoning
     assert text(short)
     assert short[-1].finish_reason == "stop"
 
@@ -47,12 +47,12 @@ def test_a_budget_that_is_not_used_up_changes_nothing(demo_engine: Engine) -> No
 
 @pytest.mark.parametrize("early", [True, False])
 def test_answer_now(demo_engine: Engine, early: bool) -> None:
-    """Asked for before it thinks, or in the middle of the thought."""
+    """Called before the reasoning or during it."""
     with held(demo_engine):
         generation = demo_engine.submit(SUM, GREEDY)
         if early:
             generation.answer_now()
-        else:  # by the thread that thinks, which would be through before another has heard of it
+        else:  # in the engine's thread, because the reasoning would end before another thread reacts
             generation.subscribe(lambda: generation.answer_now() if text(generation.read(), "reasoning") else None)
     events = list(generation.events())
     full = text(list(demo_engine.generate(SUM, GREEDY)), "reasoning")
@@ -87,7 +87,7 @@ def test_a_subscriber_hears_of_everything_and_may_fail(demo_engine: Engine) -> N
             heard.set()
         raise RuntimeError("a reader's own fault")
 
-    with held(demo_engine):  # who subscribes when something is there is told so, and fails, in his own thread
+    with held(demo_engine):  # a subscriber that is notified immediately gets its own error, in its own thread
         generation = demo_engine.submit(SUM, GREEDY)
         generation.subscribe(notify)
     assert heard.wait(60)

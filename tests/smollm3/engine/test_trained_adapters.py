@@ -1,4 +1,4 @@
-"""Sixteen adapters trained on the demo model: each says what it was taught, alone, after others and beside fifteen."""
+"""Sixteen adapters trained on the demo model: each gives its sentence alone, after others, and concurrently."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def engine(files: dict[str, Path]) -> Iterator[Engine]:
 
 
 def answers(engine: Engine, prompt: str, *names: str | None, params: SamplingParams = GREEDY) -> list[str]:
-    """Of all at a time."""
+    """Return the answers with these adapters, generated concurrently."""
     ids = engine.tokenize(prompt, special=True)
     running = [engine.submit(ids, params, RequestOptions(adapter=name)) for name in names]
     return ["".join(event.text for event in each.events()) for each in running]
@@ -62,7 +62,7 @@ def test_each_says_what_it_was_taught(engine: Engine, trained: TrainedAdapters, 
 def test_sixteen_chats_with_sixteen_adapters_are_each_as_alone(
     engine: Engine, trained: TrainedAdapters, files: dict[str, Path], params: SamplingParams
 ) -> None:
-    """And the model's own answers between them are as they are without any."""
+    """Answers without an adapter between them also equal those of the model alone."""
     names = [None, *files, None]
     alone = [answers(engine, trained.prompt, name, params=params)[0] for name in names]
     engine.clear_cache()

@@ -1,4 +1,4 @@
-"""Fetching a model from a server that plays the Hub, in all the ways that can go wrong."""
+"""Downloads from a fake Hugging Face Hub, with all kinds of failures."""
 
 from __future__ import annotations
 

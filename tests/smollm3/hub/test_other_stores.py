@@ -1,4 +1,4 @@
-"""Files of Ollama, LM Studio and llama.cpp are listed by the names those have for them, and run where they lie."""
+"""Models of Ollama, LM Studio and llama.cpp are listed by the names used there, and run from their location."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notso.system.files import cache_folder
 
 
 def manifest(root: Path, name: str, content: bytes, layers: object = None) -> Path:
-    """Put a file into Ollama's store under a name; its path."""
+    """Add a file to Ollama's store under a name; return its path."""
     digest = hashlib.sha256(content).hexdigest()
     blob = root / "blobs" / f"sha256-{digest}"
     blob.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where a download lets itself be led: each hop is judged before it is asked."""
+"""Redirects of downloads: each address is checked before it is requested."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def follow(chain: dict[str, str], start: str = HUB, **options: Any) -> tuple[str, list[tuple[str, str | None]]]:
-    """-> the address of the last response, and every address that was asked with its Authorization."""
+    """Return the address of the last response, and every requested address with its Authorization header."""
     asked: list[tuple[str, str | None]] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -54,7 +54,7 @@ def follow(chain: dict[str, str], start: str = HUB, **options: Any) -> tuple[str
         ):
             return str(response.url), asked
     except DownloadError as error:
-        assert all("//hub." in url or "//inside." in url for url, _ in asked), "it was asked before it was refused"
+        assert all("//hub." in url or "//inside." in url for url, _ in asked), "a rejected address was requested"
         assert str(error).isprintable()
         raise
 

@@ -1,4 +1,4 @@
-"""Which model files are found, how they are called, and which of them count as verified."""
+"""Which model files are found, their names, and which of them are considered verified."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CACHE_SETTINGS: list[dict[str, str]] = [
 
 
 def test_the_cache_is_where_huggingface_hub_has_it(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # That library reads its variables once, when imported: each setting needs a process of its own.
+    # huggingface_hub reads these variables when it is imported, so each setting needs a separate process.
     for name in ("XDG_CACHE_HOME", "HF_HOME"):
         monkeypatch.delenv(name)
     code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
@@ -177,7 +177,7 @@ def test_a_home_that_cannot_be_written_is_no_error(own_home: Path) -> None:
 
 
 def test_hashes_of_downloads_side_by_side_are_all_kept(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that began first ends last."""
+    """The download that starts first ends last."""
     paths = [own_home / name for name in ("a.gguf", "b.gguf")]
     for path in paths:
         path.write_bytes(b"x")
@@ -188,7 +188,7 @@ def test_hashes_of_downloads_side_by_side_are_all_kept(own_home: Path, monkeypat
         if not threads:
             threads.append(threading.Thread(target=registry.remember_hash, args=(paths[1], "b" * 64)))
             threads[0].start()
-            threads[0].join(0.05)  # it waits for this one
+            threads[0].join(0.05)  # blocks until the other one has finished
         return ledger
 
     with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""Anybody's repository: which file is meant, what the Hub must say of it, and that it is fetched and checked."""
+"""Any repository: choice of a file, required metadata from the Hub, and verified download."""
 
 from __future__ import annotations
 

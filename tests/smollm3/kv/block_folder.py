@@ -1,4 +1,4 @@
-"""A folder of small blocks, as the tests of `notso.smollm3.kv.disk_store` have it."""
+"""A folder of small blocks for tests of `notso.smollm3.kv.disk_store`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from notso.smollm3.kv.block_file import BlockName
 from notso.smollm3.kv.disk_store import DiskStore
 
-SIZE = 96  # bytes of a block
+SIZE = 96  # bytes per block
 MODEL = b"one model, one format"
 TOKENS = [5, 0, 128_255, 7]
 Open = Callable[..., DiskStore]
@@ -26,7 +26,7 @@ def content(seed: int, size: int = SIZE) -> bytes:
 
 @contextlib.contextmanager
 def opening(folder: Path) -> Iterator[Open]:
-    """Opens the folder as often as one likes; what is still open is closed at the end."""
+    """Return a function that opens the folder any number of times; close all stores at the end."""
     with contextlib.ExitStack() as stack:
 
         def open_files(cache_version: bytes = MODEL, budget: int = 1 << 20, size: int = SIZE, **how: int) -> DiskStore:
@@ -38,7 +38,7 @@ def opening(folder: Path) -> Iterator[Open]:
 
 
 def stored(opened: Open, tmp_path: Path) -> Path:
-    """The file of a block known by key(1)."""
+    """Store a block with key(1), and return its file."""
     files = opened()
     assert files.put(key(1), TOKENS, content(1))
     files.close()

@@ -1,4 +1,4 @@
-"""When cached keys and values may be used again, and when not."""
+"""Conditions under which cached keys and values may be reused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notso.smollm3.kv.model_identity import cache_version, sampled_identity
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of the demo model."""
+    """Copy the demo model."""
     return Path(shutil.copy(demo_path(), tmp_path / "model.gguf"))
 
 
@@ -38,7 +38,7 @@ def test_formats_differ(model: Path) -> None:
 
 
 def test_the_length_of_the_context_counts_only_by_its_rotation(model: Path) -> None:
-    """Beyond the trained 4,096 tokens YaRN turns everything otherwise."""
+    """Above the trained 4,096 tokens, YaRN changes the rotation of all positions."""
     assert taken(model, context=1024) == taken(model, context=4096) != taken(model, context=4097)
     assert taken(model, context=4097) == taken(model, context=8192)
 

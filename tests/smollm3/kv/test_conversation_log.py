@@ -1,5 +1,5 @@
-"""Which conversations a file on disk belongs to: what is forgotten goes, what another has too stays, and damage to the
-list costs time and nothing else."""
+"""The list of conversations that each file belongs to. Forgetting one deletes its files, except those shared with
+others; damage to the list only costs recomputation."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_conversations_of_other_models_are_forgotten_as_well(opened: Open, t
 
 
 def test_whatever_happens_to_the_list_no_file_is_without_a_conversation(opened: Open, tmp_path: Path) -> None:
-    """It is cut anywhere, or a bit of it flips: files may be gone, and what is left can be forgotten."""
+    """The list is truncated anywhere, or a bit flips. Files may be lost, but all remaining ones can be forgotten."""
     path, source = tmp_path / "kv" / "conversations", random.Random(1)
     for _ in range(60 if is_long("engine") else 15):
         files = opened()
@@ -137,7 +137,7 @@ def test_the_order_of_use_is_kept(opened: Open, restarts: bool) -> None:
         files = opened()
     assert files.by_use() == [BOB, CID, ANN]
     files.evict(CID)
-    assert files.flush(60)  # which writes the log anew
+    assert files.flush(60)  # rewrites the log
     files.close()
     assert opened().by_use() == [BOB, ANN]
 

@@ -1,4 +1,4 @@
-"""Blocks on disk: what was written is found again, also after a restart; what is damaged never is."""
+"""Blocks on disk: written blocks are found again, also after a restart, and damaged ones never are."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_it_is_read_into_parts_of_memory_that_are_there(
     opened: Open, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     readv = os.readv
-    if at_once < SIZE:  # as a system may that gives less than asked for
+    if at_once < SIZE:  # the system may read fewer bytes than requested
         monkeypatch.setattr(os, "readv", lambda file, parts: readv(file, [parts[0][:at_once]]))
     files = opened()
     files.put(key(1), TOKENS, content(1))
-    for _ in range(2):  # from the queue, from the disk
+    for _ in range(2):  # first from the write queue, then from disk
         memory = bytearray(3 * SIZE)
         view = memoryview(memory)
         parts = [view[SIZE : SIZE + 1], view[: SIZE - 8], view[-7:]]

@@ -1,4 +1,4 @@
-"""The budget and the disk: the least recently read goes first, and a full disk turns writing off."""
+"""The disk budget: the least recently read block is deleted first, and a full disk disables writing."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_over_the_budget_the_least_recently_read_goes_first(opened: Open) -> Non
     files.put(key(3), TOKENS, content(3))
     files.flush(60)
     assert [files.has(key(i)) for i in range(4)] == [True, False, True, True]
-    time.sleep(0.02)  # the time stamps of files are coarse
-    assert files.get(key(2), TOKENS)  # and so it is after a restart
+    time.sleep(0.02)  # timestamps of files are coarse
+    assert files.get(key(2), TOKENS)  # reading counts as use, also after a restart
     files.close()
 
     again = opened(budget=3 * one)

@@ -1,4 +1,4 @@
-"""What is damaged, cut, renamed or a link is never believed, and costs a miss."""
+"""Damaged, truncated, renamed and linked files are never used, and count as cache misses."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from notso.smollm3.kv.block_file import HEADER_BYTES, BlockName, file_bytes
 
 
 def is_found(opened: Open, path: Path) -> bool:
-    """Whether the block of `path` is still believed; if it is not, its file must be gone."""
+    """Return whether the block of `path` is found; otherwise, its file must have been deleted."""
     files = opened()
     found = files.get(key(1), TOKENS)
     files.close()
-    assert found in (None, content(1)), "a damaged block was believed"
+    assert found in (None, content(1)), "a damaged block was used"
     assert path.exists() == (found is not None)
     return found is not None
 
@@ -49,7 +49,7 @@ def test_every_shorter_or_longer_file_is_found(opened: Open, tmp_path: Path) -> 
 
 
 def test_thousands_of_accidents_are_found(opened: Open, tmp_path: Path) -> None:
-    """Runs of noise or zeros, pieces moved, pieces lost and gained."""
+    """Noise or zeros in ranges, and moved, removed and inserted pieces."""
     path = stored(opened, tmp_path)
     whole = path.read_bytes()
     files, source = opened(), random.Random(7)
@@ -107,7 +107,7 @@ def test_blocks_of_another_model_are_not_found_but_kept(opened: Open, tmp_path: 
 
 
 def test_a_file_under_a_name_that_is_not_its_own_is_not_believed(opened: Open, tmp_path: Path) -> None:
-    """Of another model, another key, another owner, another kind."""
+    """The file belongs to another model, key, owner or kind."""
     for name in (
         BlockName.of(b"another model", key(1), b"", is_partial=False),
         BlockName.of(MODEL, key(2), b"", is_partial=False),

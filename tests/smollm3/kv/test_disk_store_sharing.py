@@ -1,4 +1,4 @@
-"""Blocks of several owners, processes and threads: who may look, what is removed, what a kill leaves."""
+"""Blocks of several owners, processes and threads: access, removal, and state after a killed process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_second_process_reads_and_does_not_write(opened: Open, tmp_path: Path)
     assert not second.is_writing and not second.put(key(2), TOKENS, content(2))
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    assert second.get(key(1), TOKENS) is None and path.exists()  # the other's to remove
+    assert second.get(key(1), TOKENS) is None and path.exists()  # only the other store may delete it
     assert first.get(key(1), TOKENS) is None and not path.exists()
     first.close()
     assert opened().is_writing
@@ -100,13 +100,13 @@ def test_a_kill_leaves_nothing_but_whole_blocks(opened: Open, tmp_path: Path) ->
         child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "kv")], stdout=subprocess.PIPE)
         assert child.stdout is not None and child.stdout.readline()
         time.sleep(delay)
-        while delay == 0.3 and not list((tmp_path / "kv").glob("*.kv2")):  # a busy disk
+        while delay == 0.3 and not list((tmp_path / "kv").glob("*.kv2")):  # the disk may be busy
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)
         child.wait()
         child.stdout.close()
         files = opened(size=60_000)
-        assert files.flush(60)  # it may write the list anew, under another name first
+        assert files.flush(60)  # the log may have to be rewritten first, under another name
         assert not list((tmp_path / "kv").glob("*.tmp"))
         kept = [int.from_bytes(key, "little") for key, _ in files._folder.known]
         assert all(files.get(key(i), [i]) == content(i, 60_000) for i in kept)
@@ -164,7 +164,7 @@ def test_what_is_written_within_one_tick_of_a_look_is_found_later(
     seen = (tmp_path / "kv").stat()
     first.put(key(2), TOKENS, content(2))
     assert first.flush(60)
-    os.utime(tmp_path / "kv", ns=(seen.st_atime_ns, seen.st_mtime_ns))  # as on a clock that ticks seldom
+    os.utime(tmp_path / "kv", ns=(seen.st_atime_ns, seen.st_mtime_ns))  # as with a clock of low resolution
     assert second.has(key(2))
 
 

@@ -1,4 +1,4 @@
-"""Memory of the cache is there a little before it is needed, a few layers at a time, and nothing in it changes."""
+"""Memory of the cache is touched shortly before use, a few layers at a time, without changing contents."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_when_idle_there_is_an_end(config: SmolLM3Config) -> None:
     cache = KVCache(CPU(), config, 1024, max_num_seqs=2, blocks=3 * IDLE_BLOCKS, kv_format="k8v8", window_blocks=4)
     rounds = -(-len(cache.pools) // IDLE_LAYERS)
     assert len(list(iter(cache.touch_idle, False))) == IDLE_BLOCKS * rounds
-    assert cache._touched == IDLE_BLOCKS - 1  # none are in use
+    assert cache._touched == IDLE_BLOCKS - 1  # no block is in use
     assert len(list(iter(lambda: cache.touch_idle(IDLE_BLOCKS + 1), False))) == rounds
     cache.touch_ahead(IDLE_BLOCKS, 1)
     while cache.touch_idle():

@@ -1,4 +1,4 @@
-"""A model file is known by its content: copied, touched or replaced, it finds what belongs to it and nothing else."""
+"""A model file is identified by its content: copied, touched or replaced, it finds exactly its own blocks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PROMPT = [1 + 7 * at % 700 for at in range(400)]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of the demo model."""
+    """Copy the demo model."""
     return Path(shutil.copy(demo_path(), tmp_path / "model.gguf"))
 
 
 def changed(path: Path) -> None:
-    """Flip one bit that no sample covers, keeping size and modification time."""
+    """Flip a bit that no sample covers; keep size and modification time."""
     status = path.stat()
     with GGUFFile.open(path) as file:
         largest = max(file.tensors.values(), key=lambda tensor: tensor.nbytes)
@@ -37,13 +37,13 @@ def changed(path: Path) -> None:
         raw.seek(at)
         raw.write(bytes([content[at] ^ 1]))
     is_new = False
-    while not is_new:  # the clock of files ticks seldom
+    while not is_new:  # file timestamps have a low resolution
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         is_new = path.stat().st_ctime_ns != status.st_ctime_ns
 
 
 def identified(path: Path, folder: Path) -> tuple[ModelIdentity, ModelIdentity]:
-    """The identity at loading, and once the digest is known."""
+    """Return the identity at loading, and the one after the digest is known."""
     with GGUFFile.open(path) as file:
         worker = IdentityWorker(file, folder)
         at_first = worker.identity
@@ -56,12 +56,12 @@ def test_a_copy_and_a_touched_file_are_the_same_model(model: Path, tmp_path: Pat
     folder = tmp_path / "kv"
     sampled, known = identified(model, folder)
     assert known.current != sampled.current and known.earlier == (sampled.current,)
-    assert identified(model, folder) == (known, known), "it is remembered"
+    assert identified(model, folder) == (known, known), "the digest must be remembered"
     other = Path(shutil.copy(model, tmp_path / "other.gguf"))
     os.utime(model, ns=(1, 2))
     for path in (model, other):
         at_first, again = identified(path, folder)
-        assert at_first.current not in (known.current, sampled.current), "until then it is a file of its own"
+        assert at_first.current not in (known.current, sampled.current), "until then, it must have a separate identity"
         assert again.current == known.current and {at_first.current, sampled.current} <= set(again.earlier)
 
 
@@ -76,7 +76,7 @@ def test_another_content_is_another_model_though_size_time_and_samples_are_equal
     changed(model)
     at_first, now = identified(model, folder)
     assert {at_first.current, now.current}.isdisjoint({sampled.current, known.current})
-    assert now.earlier == (at_first.current,), "neither finds the other's blocks"
+    assert now.earlier == (at_first.current,), "the files must not share blocks"
 
 
 def test_a_damaged_record_is_ignored(model: Path, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def read_again(engine: Engine, owner: str = "") -> int:
 
 
 def written(engine: Engine) -> None:
-    """Wait until all finished prompts are on disk."""
+    """Wait until all finished prompts are written to disk."""
     offload = engine._offload
     assert offload is not None
     while engine._core.call(lambda: offload.work() or offload.has_work):
@@ -151,7 +151,7 @@ def written(engine: Engine) -> None:
 
 
 def settled(path: Path, folder: Path) -> Engine:
-    """An engine that knows its file."""
+    """Load an engine, and wait until its model file is identified."""
     engine = Engine.load(path, context_tokens=1024, cache_dir=folder)
     assert engine._identity is not None
     engine._identity.wait(60)
@@ -205,7 +205,7 @@ def test_the_cache_of_another_content_is_not_used(
         with settled(model, folder) as engine:
             assert read_again(engine) == len(PROMPT)
             written(engine)
-    changed(model)  # the first content again
+    changed(model)  # restores the first content
     with settled(model, folder) as engine:
         assert read_again(engine) == (1 if is_known else len(PROMPT))
 
@@ -213,7 +213,7 @@ def test_the_cache_of_another_content_is_not_used(
 def test_what_is_running_when_the_digest_arrives_is_found(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks that were written before are found in the same run; running prompts are written under the new identity."""
+    """Blocks written before are found in the same run; running prompts are written with the new identity."""
     folder = tmp_path / "kv"
     go_on = threading.Event()
     digest = IdentityWorker._digest

@@ -1,4 +1,4 @@
-"""Conversations go on after a restart: what was computed comes back from disk, with the same bits, or not at all."""
+"""Conversations continue after a restart: blocks are restored from disk with equal bits, or not at all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_after_a_restart_a_conversation_is_there_to_the_last_token(tmp_path: Pat
         again, cached = answer(engine, PROMPT)
         assert again == expected
         assert cached == len(PROMPT) - 1
-    with load(tmp_path, kv) as engine:  # another end: the blocks before it are the same
+    with load(tmp_path, kv) as engine:  # the prompt has another end, but the same blocks before it
         other, cached = answer(engine, [*PROMPT[:650], *PROMPT[:30]])
         assert 640 <= cached <= 650
     with load(None, kv) as engine:
@@ -73,7 +73,7 @@ def test_damaged_files_cost_time_and_nothing_else(tmp_path: Path, seed: int) -> 
             case _:
                 data = bytearray()
         path.write_bytes(data)
-    for _ in range(len(files) + 1):  # each time it comes to a damaged one, that is written anew
+    for _ in range(len(files) + 1):  # each damaged block that is found is written again
         with load(tmp_path) as engine:
             again, cached = answer(engine, PROMPT)
             assert again == expected
@@ -85,7 +85,7 @@ def test_what_is_remembered_in_memory_is_not_written_twice(tmp_path: Path) -> No
         answer(engine, PROMPT)
         answer(engine, PROMPT)
     sizes = sorted(path.stat().st_size for path in tmp_path.rglob("*.kv*"))
-    assert len(sizes) == 6  # five full blocks and one end
+    assert len(sizes) == 6  # five full blocks and a partial one
 
 
 def test_owners_do_not_find_each_others_blocks_on_disk(tmp_path: Path) -> None:
@@ -127,16 +127,16 @@ def test_a_process_that_only_reads_does_not_miss_a_block_for_ever(
 ) -> None:
     with load(tmp_path) as engine:
         assert engine._identity is not None
-        engine._identity.wait()  # a digest that becomes known later forgets what is lacking
+        engine._identity.wait()  # a digest that becomes known later would clear the list of missing blocks
         answer(engine, PROMPT)
-    with load(tmp_path), load(tmp_path) as second:  # the first holds the folder
+    with load(tmp_path), load(tmp_path) as second:  # the first engine holds the folder's lock
         monkeypatch.setattr(DiskStore, "read_into", lambda *_, **__: False)
         assert answer(second, PROMPT)[1] == 0
         monkeypatch.undo()
         second._core.call(second._pool.clear)
         assert second._offload is not None and second._offload._lacking
         for missed in second._offload._lacking:
-            second._offload._lacking[missed] -= LACKING_S  # the time passes
+            second._offload._lacking[missed] -= LACKING_S  # as if that time had passed
         assert answer(second, PROMPT)[1] == len(PROMPT) - 1
 
 
@@ -144,7 +144,7 @@ def test_memory_for_what_is_on_disk_is_there_before_anyone_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_cache, "IDLE_BLOCKS", 0)
-    monkeypatch.setattr(engine_module, "LARGE_CACHE_BYTES", 0)  # one so small has no memory ahead
+    monkeypatch.setattr(engine_module, "LARGE_CACHE_BYTES", 0)  # a cache this small has no memory touched in advance
     with load(tmp_path) as engine:
         assert engine._core._offload is not None and engine._core._offload.ready_blocks == 0
         answer(engine, PROMPT)

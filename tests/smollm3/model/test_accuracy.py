@@ -1,5 +1,5 @@
-"""How much of the model's mind is changed by bytes for activations, a small cache and our kernels together: next to
-nothing of its own text. The judge is the model in numpy; the text is the greedy one of transformers."""
+"""8-bit activations, a compact cache and our kernels together hardly change predictions for the model's own text. The
+reference is the NumPy model; the text is the greedy one of transformers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from notso.smollm3.kv.kv_cache import KVFormat
 from notso.smollm3.sampling.sampler import log_probabilities
 
 LEAST_TOP1 = 0.995
-"""Part of the positions at which the likeliest token must be the reference's: of all text, the user's words too."""
+"""Minimum share of positions with the reference's most likely token, in the whole text including the user's words."""
 
 MOST_KL = 1e-3
-"""Mean Kullback-Leibler divergence there, in nats."""
+"""Maximum mean Kullback-Leibler divergence, in nats."""
 
 LEAST_TOP1_OF_ALL, MOST_KL_OF_ALL = 0.985, 2.5e-3
-"""The same where activations are not even rounded to bytes; the answers alone must keep the bounds above. The model
-has no opinion of what a user says next, so that small differences turn it over: the reference itself, with bytes for
-activations, agrees with floats at 0.991 of all text."""
+"""The same limits compared with activations that are not rounded to bytes; answers alone must satisfy the limits above.
+The model cannot predict users' words, so small differences change the most likely token there: even the reference with
+activations in bytes agrees with floats at only 0.991 of the whole text."""
 
 pytestmark = pytest.mark.long("engine")
 
@@ -39,11 +39,11 @@ JUDGES = {
 
 
 class Text:
-    """Ten chats with their answers, and what the judges say of every position."""
+    """Ten chats with their answers, and the reference logits of every position."""
 
     def __init__(self, kept: Golden, ends: frozenset[int]) -> None:
         taken = np.concatenate([np.full(len(ids), number % 2 == 0) for number, ids in enumerate(kept.lists)])
-        self.lists = kept.lists[::2]  # numpy is slow
+        self.lists = kept.lists[::2]  # only half of them, because NumPy is slow
         self.first_seen = kept.first_seen[taken]
         prompts = kept.prompt_lengths.tolist()[::2]
         self.answers = np.concatenate(
@@ -58,7 +58,7 @@ class Text:
 
 
 def _answer(ids: list[int], prompt: int, ends: frozenset[int]) -> npt.NDArray[np.bool_]:
-    """The positions whose next token belongs to the answer, its end included."""
+    """Return a mask of positions whose next token belongs to the answer, including its end."""
     stop = next((at for at in range(prompt, len(ids)) if ids[at] in ends), len(ids) - 1)
     return (np.arange(len(ids)) >= prompt - 1) & (np.arange(len(ids)) < stop)
 
@@ -73,7 +73,7 @@ def top1(theirs: Floats, ours: Floats) -> float:
 
 
 def divergence(theirs: Floats, ours: Floats) -> float:
-    """Mean over positions of sum p (log p - log q), p theirs."""
+    """Return the mean over positions of sum p (log p - log q), where p is theirs."""
     p, q = log_probabilities(theirs).astype(np.float64), log_probabilities(ours).astype(np.float64)
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
@@ -107,7 +107,7 @@ def test_the_engine_agrees_with_floats(ours: Floats, text: Text) -> None:
 
 
 def test_the_bounds_notice_a_difference(text: Text) -> None:
-    """Six thousandths of noise in the logits is too much, and so is a model that reads one token less."""
+    """Noise of six thousandths in the logits exceeds the limit, and so does a shift by one token."""
     theirs = text.logits["reference-k8v8"][text.answers]
     noise = np.random.default_rng(1).standard_normal(theirs.shape).astype(np.float32)
     noisy = theirs + 0.006 * np.ptp(theirs) * noise

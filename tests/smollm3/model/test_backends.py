@@ -1,4 +1,4 @@
-"""The whole model on two backends gives the same bits: nothing above floor 1 leans on the CPU's memory or arrays."""
+"""The model gives the same bits on two backends, so no code above the tensor layer depends on CPU memory or arrays."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ RNG = np.random.default_rng(7)
 
 
 def long(*values: object) -> Any:
-    """A case that says little beside the others, and takes its time."""
+    """Mark a slow case that adds little to the others."""
     return pytest.param(*values, marks=pytest.mark.long("engine", "native"))
 
 
 @contextmanager
 def runner_of(path: Path, backend: Backend, kv_format: KVFormat) -> Iterator[ModelRunner]:
-    """Room for three sequences, each with its own blocks, and a window for every block."""
+    """Create a runner for three sequences with separate blocks, and with a window for every block."""
     with GGUFFile.open(path) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)
@@ -62,8 +62,8 @@ def chunk(sequence: Sequence, count: int, *, samples: bool = True) -> Chunk:
 
 
 def logits_of(runner: ModelRunner, tokens: list[list[int]]) -> list[Floats]:
-    """A prompt read in two steps, one eager; two others; then a few steps of all three together, captured; a block
-    moved out and in again; and one copied, which its sequence goes on with."""
+    """Return logits of a prompt prefilled in two steps, one of them eager; of two other prompts; of a few recorded
+    steps with all three; and with a block moved out and in again, and one copied for its sequence."""
     sequences = [Sequence(ids) for ids in tokens]
     for index, sequence in enumerate(sequences):
         sequence.batch_index, sequence.blocks = index, [index, index + 3]
@@ -115,7 +115,7 @@ def test_every_step_of_the_demo_model_has_the_same_bits(kv_format: KVFormat) -> 
 
 
 def test_float_weights_have_the_same_bits(tmp_path: Path) -> None:
-    """Random weights in F32, whose products are no integers."""
+    """Random weights in F32, whose products are not integers."""
     path, results = RANDOM.write(tmp_path / "random.gguf"), []
     ids = RANDOM.prompts(1, 5)[-1]
     for make in BACKENDS:
@@ -171,7 +171,7 @@ def test_weights_go_up_once_and_the_engine_names_its_backend() -> None:
         assert engine.info.kernels == "numpy" and engine.info.threads == 1
         assert engine.weight_placement == "mmap"
         matrices = [name for name, tensor in engine._file.tensors.items() if len(tensor.shape) == 2]
-    assert sorted(name for name in backend.weights if name in matrices) == sorted(matrices)  # beside those of the check
+    assert sorted(name for name in backend.weights if name in matrices) == sorted(matrices)  # not the check's
 
 
 def test_the_memory_plan_asks_the_backend_what_there_is() -> None:
@@ -180,7 +180,7 @@ def test_the_memory_plan_asks_the_backend_what_there_is() -> None:
 
 
 def test_the_arrays_of_the_second_backend_are_none_of_numpy() -> None:
-    """Else this file would show little."""
+    """Without this check, NumPy arrays could hide errors from this file's tests."""
     array = NumpyBackend().upload(np.zeros(3, np.float32))
     assert not isinstance(array, np.ndarray) and isinstance(array, OpaqueArray)
     with pytest.raises(TypeError, match="download"):

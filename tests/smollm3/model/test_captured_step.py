@@ -1,4 +1,4 @@
-"""Recorded steps: what is replayed is always whole, and recorded before it is wanted."""
+"""Recorded steps are replayed only if complete, and are recorded before they are needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 def test_an_interrupted_first_step_leaves_no_half_recorded_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error while a step is recorded: what was recorded so far must not be replayed as if it were whole."""
+    """After an error during recording, the incomplete program must not be replayed."""
     monkeypatch.setattr(ModelRunner, "capture_ahead", lambda _: None)
     with Engine.load(SMALL.write(tmp_path / "small.gguf"), context_tokens=40, threads=1) as fresh:
         model = fresh._runner._model
@@ -35,8 +35,8 @@ def test_an_interrupted_first_step_leaves_no_half_recorded_program(
         def interrupted(self: Any, layer: Any, step: Any) -> None:
             nonlocal calls
             calls += 1
-            if calls > 2 * SMALL.layers - 2:  # in the second step, the first that decodes, half-way
-                raise RuntimeError("half recorded; replayed, the logits would be those of no step at all")
+            if calls > 2 * SMALL.layers - 2:  # halfway through the second step, the first that decodes
+                raise RuntimeError("the recording is incomplete")
             feed_forward(self, layer, step)
 
         with monkeypatch.context() as patch, pytest.raises(EngineError):

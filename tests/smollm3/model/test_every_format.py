@@ -1,4 +1,4 @@
-"""A whole model in every block format opens and answers: the same tokens and probabilities in every kernel family."""
+"""A model in each block format gives the same tokens and probabilities with every kernel family."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ def test_a_model_answers_alike_in_every_family(name: str, tmp_path: Path, small_
     finally:
         kernel_choice.use_kernels(before)
     assert len(answers["generic"]) >= 36
-    assert len({repr(answer) for answer in answers.values()}) == 1  # a NaN equals a NaN
+    assert len({repr(answer) for answer in answers.values()}) == 1  # repr makes NaN equal

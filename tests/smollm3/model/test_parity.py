@@ -1,6 +1,6 @@
-"""The same numbers as other people's code, from golden files: transformers for float weights, llama.cpp for blocks.
+"""Results equal those of other implementations in golden files: transformers for float weights, llama.cpp for blocks.
 
-`tests/parity` asks both live. `tests/golden/make_goldens.py` makes the files anew.
+`tests/parity` runs both live. `tests/golden/make_goldens.py` regenerates the files.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from notso.smollm3.values.engine_config import AdapterSource
 
 
 def golden(name: str, model: Path) -> Golden:
-    """A golden file, if it belongs to this model."""
+    """Load a golden file, if it belongs to this model."""
     kept = Golden.load(name)
     found = sha256(model) if model == demo_path() else weights_sha256(model)
     if kept.model_sha256 != found:
-        pytest.fail(f"tests/golden/{name}.npz belongs to another {model.name}; make it anew: {REMAKE} {name}")
+        pytest.fail(f"tests/golden/{name}.npz belongs to another {model.name}; regenerate it: {REMAKE} {name}")
     return kept
 
 
@@ -48,7 +48,7 @@ def has_twenty_long_answers(kept: Golden) -> bool:
 
 
 def test_random_weights_give_the_logits_of_transformers(random_engine: Engine, random_file: Path) -> None:
-    """And the same 64 greedy tokens after each of 20 prompts."""
+    """The 64 greedy tokens after each of 20 prompts are equal, too."""
     kept = golden("random_f32", random_file)
     assert has_twenty_long_answers(kept)
     check_floats(random_engine, kept)
@@ -77,7 +77,7 @@ def test_within_the_trained_context_yarn_is_off(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["gguf", "peft"])
 def test_an_adapter_gives_the_logits_of_peft(tmp_path: Path, random_file: Path, form: str) -> None:
-    """And the same 64 greedy tokens after each of 20 prompts, from either form of file."""
+    """The 64 greedy tokens after each of 20 prompts are equal, too, with either file format."""
     kept, pairs = golden("random_adapter", random_file), golden_pairs(random_file)
     assert has_twenty_long_answers(kept)
     file = (
@@ -90,7 +90,7 @@ def test_an_adapter_gives_the_logits_of_peft(tmp_path: Path, random_file: Path, 
 
 
 def test_an_adapter_of_llama_cpp_s_converter_agrees_with_llama_cpp(tmp_path: Path) -> None:
-    """A file that its converter made, on the demo model as it is shipped; and the bits of the folder it was made of."""
+    """The converted file on the shipped demo model agrees with llama.cpp, and gives the bits of the original folder."""
     kept = golden("converted_adapter", demo_path())
     with Engine.load(kv="f16", adapters=[f"file={CONVERTED}"]) as engine:
         check_trained_blocks(engine, kept, "file")
@@ -103,14 +103,14 @@ def test_an_adapter_of_llama_cpp_s_converter_agrees_with_llama_cpp(tmp_path: Pat
 
 
 def test_trained_weights_give_the_logits_of_transformers(demo_f32_engine: Engine) -> None:
-    """The shipped weights, dequantized; and the same 64 greedy tokens after each of 20 chats."""
+    """The shipped weights, dequantized; the 64 greedy tokens after each of 20 chats are equal, too."""
     kept = golden("demo_f32", demo_path())
     assert has_twenty_long_answers(kept)
     check_floats(demo_f32_engine, kept)
 
 
 def test_the_checks_notice_a_difference(demo_engine: Engine) -> None:
-    """The quantized arithmetic is not within the tolerance for float arithmetic."""
+    """Quantized arithmetic exceeds the tolerance for float arithmetic."""
     kept = golden("demo_f32", demo_path())
     ids, top = kept.lists[0], kept.top_ids[: kept.lengths[0]].astype(int)
     error = np.take_along_axis(demo_engine.logits(ids), top, 1) - kept.top_logits[: kept.lengths[0]]
@@ -118,7 +118,7 @@ def test_the_checks_notice_a_difference(demo_engine: Engine) -> None:
 
 
 def test_generating_greedily_says_what_transformers_says(demo_f32_engine: Engine) -> None:
-    """Every third chat token by token through `generate`, up to the end of the answer."""
+    """Every third chat, token by token with `generate`, up to the end of the answer."""
     kept = golden("demo_f32", demo_path())
     for ids, prompt_length in list(zip(kept.lists, kept.prompt_lengths.tolist(), strict=True))[::3]:
         prompt = ids[:prompt_length]

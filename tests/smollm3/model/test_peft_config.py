@@ -1,4 +1,4 @@
-"""Settings of PEFT's adapters: each is computed, harmless, or refused by name, and none is skipped."""
+"""Settings of PEFT adapters: each is computed, has no effect on inference, or is rejected with an error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> SmolLM3Config:
 def test_every_field_has_one_verdict() -> None:
     found = {verdict: " ".join(sorted(name for name in FIELDS if FIELDS[name] == verdict)) for verdict in FROZEN}
     assert found == FROZEN
-    assert len(FIELDS) == sum(len(names.split()) for names in FROZEN.values()), "a field with two verdicts"
+    assert len(FIELDS) == sum(len(names.split()) for names in FROZEN.values()), "a field is in two groups"
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
@@ -80,7 +80,7 @@ def test_tensors_that_the_settings_leave_out_are_not_applied(
 
 
 def test_scales_are_those_of_each_module(tmp_path: Path, config: SmolLM3Config) -> None:
-    """An adapter whose patterns say what another says of all is the same adapter."""
+    """Patterns that set the values of another adapter give the same adapter."""
     pairs = random_pairs(config, 1, rank=4)
     targets = {"target_modules": ["q_proj", "up_proj"]}
     of_all = write_peft(tmp_path / "all", pairs, config.head_dim, alpha=6.0, use_rslora=True, **targets)
@@ -94,7 +94,7 @@ def test_scales_are_those_of_each_module(tmp_path: Path, config: SmolLM3Config) 
 
 
 def test_an_expression_is_matched_in_linear_time(config: SmolLM3Config) -> None:
-    """Python's own engine takes exponential time for these."""
+    """Python's own `re` takes exponential time for these expressions."""
     hostile = {"target_modules": r"(\w|\w|\.)*!", "rank_pattern": {r"((\w+)+\.)+!": 2}, "r": 8, "lora_alpha": 8}
     read = PeftConfig.parse(json.dumps({"peft_type": "LORA", **hostile}).encode())
     assert not read.adapts("model.layers.0.self_attn.q_proj" * 4, 0)

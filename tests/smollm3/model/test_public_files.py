@@ -1,4 +1,4 @@
-"""docs/model-files.md: each row's mix of types opens, and computes what the same numbers do in F32."""
+"""docs/model-files.md: each row's mix of types loads, and gives the results of the same values in F32."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SHAPE = {"layers": 4, "hidden": 256, "ffn": 512, "heads": 8, "kv_heads": 2, "voc
 IDS = list(range(300, 324))
 
 ROUNDED = 0.05
-"""Largest difference of a logit, as a share of their range: activations are rounded to bytes."""
+"""Maximum difference of a logit, relative to the logit range, because activations are rounded to bytes."""
 
 
 def write_mix(out: Path, head: Format, others: list[Format], plain: Path) -> Path:
-    """The file `plain` with random blocks in place of its matrices: the embedding in `head`, the others in turns."""
+    """Write a copy of `plain` with random blocks: the embedding in `head`, the other matrices in `others` by turns."""
     rng = np.random.default_rng(1)
     turn = 0
     with GGUFFile.open(plain) as file, GGUFWriter(out, durable=False) as writer:

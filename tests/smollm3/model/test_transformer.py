@@ -1,6 +1,6 @@
-"""The forward pass is this model's and no other's: every mistake that is easy to make shows as a large error.
+"""The forward pass is exactly this model's: each plausible mistake causes a large error.
 
-All against the golden logits of transformers for random weights, which `test_parity` shows the right model to meet.
+The reference is transformers' golden logits for random weights, which `test_parity` compares with the correct model.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from notso.smollm3.model.transformer import SmolLM3
 from notso.smollm3.model.weights import SmolLM3Weights
 
 RIGHT = 1e-3
-"""As in test_parity: the right model's error, relative to the logit range, is below this."""
+"""As in test_parity: maximum error of the correct model, relative to the logit range."""
 
 WRONG = 0.01
-"""A model with one mistake is further away than this: ten times what is allowed."""
+"""Minimum error of a model with a mistake: ten times the limit above."""
 
 
 @contextmanager
 def model_of(path: Path, capacity: int, **changes: Any) -> Iterator[SmolLM3]:
-    """The model in a file, with another configuration than the file's where `changes` say so."""
+    """Load the model in a file, with `changes` to the file's configuration."""
     with GGUFFile.open(path) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, config)
@@ -43,7 +43,7 @@ def model_of(path: Path, capacity: int, **changes: Any) -> Iterator[SmolLM3]:
 
 
 def read(model: SmolLM3, ids: list[int], start: int = 0, sampled: list[int] | None = None) -> Floats:
-    """Logits (sampled, V) of ids at positions from `start`; of all of them by default."""
+    """Return the logits (sampled, V) of ids at positions from `start`; of all ids by default."""
     rows = list(range(len(ids))) if sampled is None else sampled
     step = InputBatch(model.backend, model.config, len(ids), len(rows))
     step.fill(ids, range(start, start + len(ids)), [0] * len(ids), rows)
@@ -58,7 +58,8 @@ def kept() -> Golden:
 
 @pytest.fixture
 def error(random_file: Path, kept: Golden) -> Callable[..., float]:
-    """Largest error on the longest prompt of the golden file, relative to the range, for a changed configuration."""
+    """Return a function that computes the largest error for a changed configuration, relative to the logit range, on
+    the longest golden prompt."""
     number = int(np.argmax(kept.lengths))
     start, length = kept.starts[number], int(kept.lengths[number])
     ids, top = kept.lists[number], kept.top_ids[start : start + length].astype(int)
@@ -77,7 +78,7 @@ def test_the_model_as_it_is_meets_transformers(error: Callable[..., float]) -> N
 
 @pytest.mark.parametrize("layer", range(RANDOM.layers))
 def test_rope_in_the_wrong_layers_shows(error: Callable[..., float], layer: int) -> None:
-    """RoPE applied in layer 3 or 7, or left out in any other."""
+    """Layers 3 and 7 have no RoPE; it is added there or removed from any other layer."""
     right = [1, 1, 1, 0, 1, 1, 1, 0]
     right[layer] = 1 - right[layer]
     assert error(no_rope_layers=tuple(right)) > WRONG
@@ -91,7 +92,7 @@ def test_rotating_halves_instead_of_pairs_shows(error: Callable[..., float], mon
     rope = ops.rope
 
     def halves(*arguments: Any, adjacent: bool) -> None:
-        assert adjacent, "the model rotates adjacent pairs"
+        assert adjacent, "the model must request adjacent pairs"
         rope(*arguments, adjacent=False)
 
     monkeypatch.setattr(CPU, "rope", staticmethod(halves))
@@ -128,7 +129,7 @@ def test_scores_are_scaled_by_the_head_dimension(random_file: Path, kept: Golden
 
 
 def test_a_recorded_step_gives_the_bits_of_an_eager_one(random_file: Path) -> None:
-    """Steps over the edge of a tile of the cache."""
+    """Steps across a tile boundary of the cache."""
     ids = RANDOM.prompts(20, 140)[-1]
     with model_of(random_file, 140) as model:
         read(model, ids[:120], sampled=[])
@@ -185,7 +186,7 @@ def test_behind_the_last_keys_and_values_only_sampled_rows_go_on(
     with model_of(random_file, 8) as model:
         np.testing.assert_array_equal(read(model, ids[:5], sampled=sampled), whole[sampled])
         assert rows == [5] * (RANDOM.layers - 1) + [len(sampled)] * bool(sampled)
-        np.testing.assert_array_equal(read(model, ids[5:6], 5), after)  # keys and values are there
+        np.testing.assert_array_equal(read(model, ids[5:6], 5), after)  # keys and values were stored
 
 
 def test_a_later_token_changes_nothing_before_it(random_file: Path) -> None:
@@ -198,7 +199,7 @@ def test_a_later_token_changes_nothing_before_it(random_file: Path) -> None:
 
 
 def test_every_earlier_token_matters(random_file: Path) -> None:
-    """Full attention in every layer: no window hides the beginning."""
+    """Every layer has full attention, so no window excludes the beginning."""
     ids = RANDOM.prompts(20, 300)[-1]
     with model_of(random_file, 300) as model:
         first = read(model, ids)[-1]
@@ -207,7 +208,7 @@ def test_every_earlier_token_matters(random_file: Path) -> None:
 
 
 def test_tied_and_own_output_matrices(tmp_path: Path) -> None:
-    """A file with output.weight gets its logits from it, one without from the embedding."""
+    """With output.weight, logits come from it; otherwise, from the embedding."""
     small = replace(RANDOM, layers=1, hidden=64, ffn=64, heads=2, kv_heads=1, head_dim=32, vocab=300)
     tied, own = small.write(tmp_path / "tied.gguf"), replace(small, tied=False).write(tmp_path / "own.gguf")
     ids = small.prompts(2, 20)[-1]
@@ -218,6 +219,6 @@ def test_tied_and_own_output_matrices(tmp_path: Path) -> None:
         own_logits = read(model, ids)
         table = model.weights.embed_tokens.as_float32().astype(float)
         head = model.weights.lm_head.as_float32().astype(float)
-    hidden = np.linalg.lstsq(table, tied_logits.T.astype(float), rcond=None)[0]  # what both were multiplied from
+    hidden = np.linalg.lstsq(table, tied_logits.T.astype(float), rcond=None)[0]  # the hidden states of both models
     np.testing.assert_allclose(own_logits, (head @ hidden).T, atol=1e-4)
     assert np.abs(own_logits - tied_logits).max() > 0.1

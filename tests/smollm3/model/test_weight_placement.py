@@ -1,4 +1,4 @@
-"""Weights move to large pages, packed where kernels take that, while the engine answers. Nothing else changes."""
+"""Weights are moved to huge pages, packed if kernels support that, during answers, without changing results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notso.system.memory import have_huge_pages
 
 IDS = [5, 9, 2, 77, 300, 41, 8, 8, 120]
 
-needs_huge_pages = pytest.mark.skipif(not have_huge_pages(), reason="this system gives no huge pages")
+needs_huge_pages = pytest.mark.skipif(not have_huge_pages(), reason="this system has no huge pages")
 
 
 def answer(engine: Engine) -> list[str]:
@@ -37,7 +37,7 @@ def answers(engine: Engine, asked: list[tuple[list[int], SamplingParams]]) -> li
 def test_same_bits_before_and_after() -> None:
     with Engine.load(demo_path(), weights="mmap") as mapped, Engine.load(demo_path(), weights="packed") as moved:
         assert mapped.weight_placement == "mmap"
-        moved.wait_for_placement(200)  # in no time, but on a busy machine
+        moved.wait_for_placement(200)  # fast, except on a busy machine
         assert moved.weight_placement == ("packed" if kernel_choice.is_packed(Q4_K) else "hugepages")
         expected = mapped.logits(IDS)
         assert np.array_equal(moved.logits(IDS).view(np.uint32), expected.view(np.uint32))
@@ -48,14 +48,14 @@ def test_same_bits_before_and_after() -> None:
 def test_weights_change_between_two_steps_of_one_answer() -> None:
     with Engine.load(demo_path(), weights="mmap") as mapped:
         expected = answer(mapped)
-    with Engine.load(demo_path(), weights="packed") as moved:  # copying while this answers
+    with Engine.load(demo_path(), weights="packed") as moved:  # copies the weights during this answer
         assert answer(moved) == expected
-        moved.wait_for_placement(200)  # in no time, but on a busy machine
+        moved.wait_for_placement(200)  # fast, except on a busy machine
         assert answer(moved) == expected
 
 
 class OneLayerAStep:
-    """A placement that begins before step `first` of an answer, and copies one layer, or the head, for each step."""
+    """A placement that starts before step `first` of an answer, and copies a layer or the head per step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
         self._steps_left = first
@@ -83,11 +83,11 @@ class OneLayerAStep:
 @needs_huge_pages
 @pytest.mark.parametrize("family", kernel_choice.available_kernels())
 def test_weights_are_packed_in_mid_answer(family: str, own_kernels: None) -> None:
-    """Every family multiplies packed weights, if only by the generic kernels, and answers do not change."""
+    """Every family accepts packed weights, some with the generic kernels, and answers do not change."""
     kernel_choice.use_kernels(family)
     with Engine.load(demo_path(), weights="mmap") as mapped:
         expected = answer(mapped)
-    for first in (1, 2, 3):  # eight layers and the head change within the twelve steps of the answer
+    for first in (1, 2, 3):  # eight layers and the head are replaced during the answer's twelve steps
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(huge_pages, "is_packed", lambda format: format.name in PACKED)
             steps = OneLayerAStep(monkeypatch, first)
@@ -103,7 +103,7 @@ def test_weights_are_packed_in_mid_answer(family: str, own_kernels: None) -> Non
 @pytest.mark.long("native")
 @pytest.mark.timeout(0)
 def test_two_hundred_answers_while_weights_are_packed(own_kernels: None) -> None:
-    """Sampled answers to random prompts, one to three at a time; packing begins at a random step of each."""
+    """Sampled answers to random prompts, one to three concurrently; packing starts at a random step of each."""
     random = np.random.default_rng(3)
     families = kernel_choice.available_kernels()
     answered = 0
@@ -160,7 +160,7 @@ def test_closing_does_not_wait_for_a_reader_that_has_left() -> None:
 
 
 def test_what_was_not_started_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that fails while it is made is closed before its threads run."""
+    """If the constructor of an engine fails, its parts are closed before their threads have started."""
     stopped: list[str] = []
     stop = WeightPlacement.stop
 

@@ -1,4 +1,4 @@
-"""Every tensor of a file has one role, or the file is refused with the tensor's name."""
+"""Every tensor of a file has exactly one role; otherwise, the file is rejected with the tensor's name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GGUFFile]:
 
 @pytest.fixture
 def tensors(file: GGUFFile) -> dict[str, QTensor]:
-    """The file's tensors, to be spoilt."""
+    """Return a copy of the file's tensors, for a test to change."""
     return dict(file.tensors)
 
 
@@ -118,7 +118,7 @@ def test_any_supported_format_may_hold_a_matrix(tensors: dict[str, QTensor], con
 
 
 def test_an_engine_names_what_is_wrong_with_a_file(tmp_path: Path) -> None:
-    """A file whose configuration and tensors disagree: one line, and nothing is computed."""
+    """Configuration and tensors disagree: the error is one line, and nothing is computed."""
 
     class OneMore(RandomModel):
         def tensors(self) -> dict[str, tuple[tuple[int, ...], float]]:

@@ -1,4 +1,4 @@
-"""Arguments told as they are written: in any chunking the parts are a beginning of the whole."""
+"""Arguments of tool calls are streamed: with any chunking, the parts are a prefix of the complete arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLS = st.lists(
 
 
 def written(calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """As a grammar has them written."""
+    """Return calls in the form that a grammar produces."""
     bodies = (
         f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {json.dumps(given, ensure_ascii=False)}}}'
         for name, given in calls
@@ -59,7 +59,7 @@ def test_in_any_chunking_the_parts_are_the_whole(calls: list[tuple[str, dict[str
 
 @given(CALLS, st.integers(min_value=0))
 def test_letter_by_letter_all_of_it_comes_in_parts(calls: list[tuple[str, dict[str, Any]]], cut: int) -> None:
-    """Also of a call that is cut, which leaves nothing else."""
+    """This includes a truncated call, of which nothing else remains."""
     text = written(calls)
     begun = text[: cut % len(text)]
     pieces = parsed(begun, list(range(len(begun))))
@@ -79,7 +79,7 @@ def test_letter_by_letter_all_of_it_comes_in_parts(calls: list[tuple[str, dict[s
     "text", ["<tool_call>\n{", '<tool_call>\n{"arguments": {}, "name": "x"}\n</tool_call>', "<tool_call>no"]
 )
 def test_what_is_written_otherwise_comes_as_without_parts(text: str) -> None:
-    """No call is promised before its arguments begin where a grammar has them begin."""
+    """No call is announced before its arguments begin in the position that a grammar enforces."""
     pieces = parsed(text, [3, 9, 14])
     assert not any(isinstance(piece, CallPart) for piece in pieces)
     plain = ToolCallParser()

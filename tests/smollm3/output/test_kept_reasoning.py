@@ -1,4 +1,4 @@
-"""Earlier thoughts are read again only where that is asked for, and never as markup."""
+"""Earlier reasoning is included in the prompt only on request, and never as markup."""
 
 from __future__ import annotations
 

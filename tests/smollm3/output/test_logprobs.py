@@ -1,4 +1,4 @@
-"""Log probabilities: the model's own, one for each token, in the event that shows it or what comes next."""
+"""Log probabilities are those of the model, one per token, in the event that shows the token or in the next one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shown(events: Sequence[Event], kind: str) -> bytes:
 def answered(
     engine: Engine, messages: Any, params: SamplingParams, **options: Any
 ) -> tuple[list[int], list[int], list[Event]]:
-    """The prompt's tokens, the answer's, and the events."""
+    """Return the tokens of prompt and answer, and the events."""
     request = engine._request(messages, params, RequestOptions(**options))
     engine._core.submit(request)
     events = list(request.generation.events())
@@ -40,7 +40,7 @@ def answered(
 
 
 def expected(engine: Engine, prompt: list[int], answer: list[int]) -> np.ndarray:
-    """Log probabilities (L, V) of each token of the answer, recomputed in double precision from an empty context."""
+    """Return log probabilities (L, V) at each token of the answer, recomputed in float64 with an empty cache."""
     logits = engine.logits([*prompt, *answer])[len(prompt) - 1 : -1].astype(np.float64)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -48,7 +48,7 @@ def expected(engine: Engine, prompt: list[int], answer: list[int]) -> np.ndarray
 
 @pytest.mark.parametrize("params", [SamplingParams(max_tokens=120, temperature=0), SAMPLED], ids=["greedy", "sampled"])
 def test_they_are_the_models_own(demo_engine: Engine, params: SamplingParams) -> None:
-    """Before penalties, temperature and filters: what a computation of its own makes of the same tokens."""
+    """They are taken before penalties, temperature and filters, and equal those of a separate computation."""
     prompt, answer, events = answered(demo_engine, SUM, params, top_logprobs=4)
     values = expected(demo_engine, prompt, answer)
     found = entries(events)
@@ -127,11 +127,11 @@ def test_other_numbers_are_refused(demo_engine: Engine, value: Any) -> None:
     assert caught.value.param == "top_logprobs"
 
 
-# ---------------------------------------------------------------- which event they go out with
+# ---------------------------------------------------------------- assignment to events
 
 
 def spoken(tokenizer: Tokenizer, tokens: Sequence[int], **options: Any) -> list[Event]:
-    """The events of an answer of these tokens; the log probability of the token at place n is -n."""
+    """Return the events of an answer with these tokens; the log probability of the nth token is -n."""
     options = {"stop": (), "find_tool_calls": False, **options}
     answer = OutputProcessor(tokenizer, [], **options)
     events: list[Event] = []
@@ -176,13 +176,13 @@ def _byte(tokenizer: Tokenizer, byte: int) -> int:
 
 
 def test_what_does_not_show_goes_with_what_is_shown_next(small_tokenizer: Tokenizer) -> None:
-    """Tags, the newlines around them, a tool call, a stop string and what ends the answer."""
+    """Hidden tokens: tags, newlines around them, a tool call, a stop string, and tokens that end the answer."""
     encode = small_tokenizer.encode
     think, thought = encode("<think>", control=True), encode("</think>", control=True)
     [newline], [hm], [yes] = encode("\n"), encode("h"), encode("y")
     said = [*think, newline, hm, newline, *thought, newline, yes]
     events = spoken(small_tokenizer, said)
-    assert places(events) == [("h", [0, 1, 2]), ("", [3, 4]), ("y", [5, 6])], "the tag is part of the thoughts"
+    assert places(events) == [("h", [0, 1, 2]), ("", [3, 4]), ("y", [5, 6])], "the tag belongs to the reasoning"
     assert [event.kind for event in events if event.logprobs] == ["reasoning", "reasoning", "text"]
     call = encode('<tool_call>\n{"name": "f", "arguments": {"a": "y"}}\n</tool_call>', control=True)
     found = places(spoken(small_tokenizer, [yes, *call, newline, yes], find_tool_calls=True))
@@ -192,7 +192,7 @@ def test_what_does_not_show_goes_with_what_is_shown_next(small_tokenizer: Tokeni
 
 
 def test_however_an_answer_is_cut(small_tokenizer: Tokenizer) -> None:
-    """Each once, those of a kind in order, and every shown character's token among them."""
+    """Each token occurs once, in order within a kind, and the tokens of every shown character are included."""
     chance = random.Random(3)
     parts = [
         "hm",
@@ -221,13 +221,13 @@ def test_however_an_answer_is_cut(small_tokenizer: Tokenizer) -> None:
                 position = come.find(character, position) + 1
                 assert position, (text, events)
         together = [-int(entry.logprob) for event in events for entry in event.logprobs]
-        assert sorted(together) == list(range(len(together))), "each of them once"
+        assert sorted(together) == list(range(len(together))), "each token must occur once"
         assert len(together) == len(tokens) or b"stop" in small_tokenizer.decode(tokens).encode()
 
 
 @pytest.mark.parametrize("held", [1, 2, 3])
 def test_a_thought_that_ends_within_a_character_leaves_no_replacement(small_tokenizer: Tokenizer, held: int) -> None:
-    """By the model's own tag, or by ours when the budget is spent."""
+    """The reasoning ends by the model's tag, or by ours when the budget is used up."""
     [think], [thought] = (small_tokenizer.encode(tag, control=True) for tag in ("<think>", "</think>"))
     [newline], [hm], [yes] = (small_tokenizer.encode(text) for text in ("\n", "h", "y"))
     parts = [_byte(small_tokenizer, byte) for byte in "🦜".encode()][:held]

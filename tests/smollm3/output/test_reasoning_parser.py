@@ -1,4 +1,4 @@
-"""Reasoning and answer told apart, whatever the model does with its tags."""
+"""Reasoning and answer are separated, however the model uses its tags."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ OPEN, CLOSE = 1, 2
 PLAIN = 0
 
 TEXT_OF = {OPEN: "<think>", CLOSE: "</think>"}
-Step = int | str  # a tag's id, or the text of an ordinary token
+Step = int | str  # the id of a tag, or the text of an ordinary token
 
 
 def read(steps: list[Step], starts_inside: bool = False) -> tuple[str, str]:
-    """All reasoning and all text of an answer."""
+    """Return all reasoning and all text of an answer."""
     parser = ReasoningParser(OPEN, CLOSE, starts_inside)
     pieces = []
     for step in steps:
@@ -31,25 +31,25 @@ def read(steps: list[Step], starts_inside: bool = False) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        # as the official model writes
+        # as the official model generates
         ([OPEN, "\n", "Let me", " see.", "\n", CLOSE, "\n", "Four", "."], ("Let me see.", "Four.")),
         ([OPEN, "\n\n", CLOSE, "\n", "Hi"], ("", "Hi")),
         (["Hi", " there"], ("", "Hi there")),
         (["Hi\n", "\nthere\n"], ("", "Hi\n\nthere\n")),
         ([OPEN, "a\n\nb", CLOSE, "\n\nc\n\nd"], ("a\n\nb", "c\n\nd")),
-        # tags spelt out, whole and split
+        # tags as ordinary text, in one token and split
         (["<think>", "\nhm\n", "</think>", "\nyes"], ("hm", "yes")),
         (["<", "think", ">", "hm", "</", "think", ">", "yes"], ("hm", "yes")),
         (["<thi", "nk>hm</th", "ink>yes"], ("hm", "yes")),
         (["<think>hm</think>yes"], ("hm", "yes")),
         ([" \n<th", "ink>\n", "hm", CLOSE, "yes"], ("hm", "yes")),
         ([OPEN, "hm</thi", "nk>\nyes"], ("hm", "yes")),
-        # what only looks like a tag
+        # text that only resembles a tag
         (["<thin", " ice"], ("", "<thin ice")),
         (["<b>", "bold"], ("", "<b>bold")),
         ([OPEN, "a </th", "ree b", CLOSE], ("a </three b", "")),
         ([OPEN, "a < b", CLOSE, "c < d"], ("a < b", "c < d")),
-        # further on in an answer the words are the answer's
+        # later in an answer, tags are ordinary text
         (["The tag <think>", " opens, </think> closes."], ("", "The tag <think> opens, </think> closes.")),
         # missing, doubled and stray tags
         ([CLOSE, "\nyes"], ("", "yes")),
@@ -60,7 +60,7 @@ def read(steps: list[Step], starts_inside: bool = False) -> tuple[str, str]:
         ([OPEN, "<think>", "hm", CLOSE, "yes"], ("hm", "yes")),
         ([OPEN, "a", CLOSE, OPEN, "b", CLOSE, "yes"], ("ab", "yes")),
         ([OPEN, "a", CLOSE, "yes", OPEN, "b", CLOSE, "no"], ("ab", "yesno")),
-        # cut off
+        # truncated answers
         ([OPEN, "never", " ends"], ("never ends", "")),
         ([OPEN, "hm\n", "</thi"], ("hm", "")),
         (["<thi"], ("", "")),
@@ -108,7 +108,7 @@ def test_text_is_given_away_at_once_where_it_is_certain() -> None:
 
 
 def test_text_that_comes_with_a_tag_is_not_lost() -> None:
-    """Half a character before a tag shows as U+FFFD together with the tag's text."""
+    """An incomplete character before a tag is shown as U+FFFD together with the tag's text."""
     parser = ReasoningParser(OPEN, CLOSE)
     parser.feed(OPEN, "<think>")
     assert parser.feed(CLOSE, "\ufffd</think>") == [("reasoning", "\ufffd")]
@@ -135,7 +135,7 @@ PIECES = st.lists(
 @settings(max_examples=600)
 @given(steps=PIECES, starts_inside=st.booleans(), data=st.data())
 def test_cuts_make_no_difference(steps: list[Step], starts_inside: bool, data: st.DataObject) -> None:
-    """The same text cut otherwise between two tags gives the same parts."""
+    """Text between two tags gives the same parts if it is split differently."""
     cut: list[Step] = []
     for step in steps:
         if isinstance(step, int):
@@ -154,12 +154,12 @@ def test_no_tag_leaks_from_where_tags_count(steps: list[Step]) -> None:
     assert "</think>" not in reasoning
     assert not reasoning.startswith("<think>")
     runs = "".join(step if isinstance(step, str) else "\0" for step in steps).split("\0")
-    for tag in ("<think>", "</think>"):  # a token in the middle of one leaves letters that only look like it
+    for tag in ("<think>", "</think>"):  # a token within a tag leaves letters that only resemble a tag
         assert not text.startswith(tag) or not any(tag in run for run in runs)
     plain = "".join(step for step in steps if isinstance(step, str))
     for shown in (reasoning, text):
         letters = iter(plain)
-        assert all(character in letters for character in shown)  # in order, and nothing made up
+        assert all(character in letters for character in shown)  # in order, without additions
 
 
 def test_whether_a_prompt_opens_the_reasoning(small_tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Stop strings, however the text is cut."""
+"""Stop strings are found however the text is split."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def read(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
         (["aab"], ["aa", "aa", "b"], ("aa", True)),
         (["abab"], ["abaabab"], ("aba", True)),
         (["two", "one"], ["x one two"], ("x ", True)),
-        (["abc", "b"], ["ab", "c"], ("a", True)),  # complete first
+        (["abc", "b"], ["ab", "c"], ("a", True)),  # the stop string that is complete first
         (["abc", "b"], ["abc"], ("a", True)),  # the same in one piece
-        (["xabc", "bc"], ["1xabc2"], ("1", True)),  # complete together: the longer
+        (["xabc", "bc"], ["1xabc2"], ("1", True)),  # if both are complete in the same piece, the longer one
         (["\n\n"], ["a\n", "\nb"], ("a", True)),
         (["é👩"], ["é", "👩!"], ("", True)),
         (["a"], ["a"], ("", True)),
@@ -56,7 +56,7 @@ def test_text_is_held_back_only_while_it_may_be_a_stop_string() -> None:
 
 
 def by_character(stops: list[str], text: str) -> tuple[str, bool]:
-    """The rule itself, told slowly."""
+    """Apply the rule directly, character by character."""
     for end in range(1, len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:

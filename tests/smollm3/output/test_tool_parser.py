@@ -1,4 +1,4 @@
-"""Tool calls found in an answer, and everything else left as it was."""
+"""Tool calls are extracted from an answer, and other text is unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from notso.smollm3.output.tool_parser import ToolCallParser, parse_call
 from notso.smollm3.strict_json import is_json_object
 from notso.smollm3.values.messages import ToolCall
 
-Seen = str | tuple[str, str]  # text, or a call's name and arguments
+Seen = str | tuple[str, str]  # text, or name and arguments of a call
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Köln"}}'
 FOUND = ("get_weather", '{"city": "Köln"}')
@@ -49,7 +49,7 @@ def read(pieces: list[str]) -> list[Seen]:
         (f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>", [FOUND, FOUND]),
         (f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>", [FOUND, FOUND]),
         (f"a\n<tool_call>{CALL}</tool_call>\n\nb\n", ["a", FOUND, "b\n"]),
-        (f"<tool_call>\n{CALL}", [FOUND]),  # the closing tag left out
+        (f"<tool_call>\n{CALL}", [FOUND]),  # without the closing tag
         ('<tool_call>{"name": "now"}</tool_call>', [("now", "{}")]),
         ('<tool_call>{"arguments":{"a":[1,2.50,1e3]},"name":"f"}</tool_call>', [("f", '{"a":[1,2.50,1e3]}')]),
         ('<tool_call>{"name": "f", "arguments": {"t": "</tool_call>"}}</tool_call>', [("f", '{"t": "</tool_call>"}')]),
@@ -118,7 +118,7 @@ def test_text_streams_and_calls_come_when_they_are_whole() -> None:
     assert isinstance(call, ToolCall)
     assert parser.push("\n") == []
     assert parser.push("<b>") == ["<b>"]
-    assert parser.push("<tool_call>x") == ["<tool_call>x"]  # given back as soon as it cannot be a call
+    assert parser.push("<tool_call>x") == ["<tool_call>x"]  # returned as soon as it cannot become a call
     assert parser.finish() == []
 
 

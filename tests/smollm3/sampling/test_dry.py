@@ -1,4 +1,4 @@
-"""DRY, against a slow twin that looks for every repetition anew."""
+"""DRY penalties, compared with a simple implementation that searches for every repetition again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def breakers_of(sequences: list[list[int]]) -> Breakers:
 
 
 def slow_penalties(history: list[int], params: SamplingParams, breakers: list[list[int]]) -> dict[int, float]:
-    """Token -> what its logit falls by, as llama.cpp says it, in plain Python."""
+    """Return the penalty of each token's logit according to llama.cpp, in plain Python."""
     window = history if params.dry_penalty_last_n < 0 else history[max(0, len(history) - params.dry_penalty_last_n) :]
     behind = len(window)
     for back in range(len(window)):
@@ -91,14 +91,14 @@ def test_penalties_are_those_of_the_slow_twin(
 def test_the_cases_of_llama_cpp(
     history: list[int], multiplier: float, base: float, allowed: int, breakers: Any, expected: dict[int, float]
 ) -> None:
-    """Of its tests/test-sampling.cpp."""
+    """Cases from llama.cpp's tests/test-sampling.cpp."""
     params = SamplingParams(dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed)
     ids, falls = Repetitions(params, breakers_of(breakers)).penalties(history)
     assert dict(zip(ids.tolist(), falls.tolist(), strict=True)) == pytest.approx(expected)
 
 
 def test_what_repeats_for_ever_is_read_once() -> None:
-    """Work in proportion to the length: every comparison but one for each place says that tokens are the same."""
+    """Work is proportional to the length: all comparisons except one per position find equal tokens."""
     length = 20_000
     assert common_endings([7] * length).tolist() == [*range(1, length), 0]
 

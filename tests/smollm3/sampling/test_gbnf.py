@@ -1,4 +1,4 @@
-"""llama.cpp's grammars and lists of choices: which texts are of them, and where they are wrong."""
+"""llama.cpp's grammars and lists of choices: which texts match, and where errors are reported."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_which_texts_are_of_a_grammar(
         ('root ::= root "a"', "matches no text"),
         ("root ::= " + "(" * (MAX_NESTED + 1) + '"a"' + ")" * (MAX_NESTED + 1), "nested more than"),
         ('root ::= ("a"{1000}){1000}', "refused|can no longer follow"),
-        ("root ::= " + "(" * 20 + '"a"' + (")" + "?" * 60) * 20, "nested"),  # deeper than the interpreter may recurse
+        ("root ::= " + "(" * 20 + '"a"' + (")" + "?" * 60) * 20, "nested"),  # deeper than Python's recursion limit
     ],
 )
 def test_what_is_wrong_with_a_grammar_is_told(grammars: Grammars, source: str, told: str) -> None:
@@ -103,7 +103,7 @@ def test_what_is_wrong_with_a_grammar_is_told(grammars: Grammars, source: str, t
 
 
 def test_what_never_ends_is_left_out(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
-    """The library would follow it in mid-answer until it has too many items."""
+    """The library would follow such a rule during an answer until it reaches its item limit."""
     source = (
         'root ::= "x" | "a" bad | other bad? | (bad "c")* "d"\nbad ::= "b" bad | worse\nworse ::= bad\nother ::= "o"'
     )
@@ -154,7 +154,7 @@ def test_small_grammars_do_not_fail_in_mid_answer() -> None:
             allowed = [byte for byte in range(256) if bits[byte // 8] >> byte % 8 & 1]
             if not matcher.is_error() and allowed:
                 matcher.consume_token(drawn.choice([byte for byte in allowed if byte in b"abc, "] or allowed))
-        # So many readings of one text are a limit of ours, and each of these grammars reads a text in many ways.
+        # The number of parses of a text is limited, and each of these grammars is highly ambiguous.
         assert not matcher.is_error() or "row has" in matcher.get_error(), f"{source}: {matcher.get_error()}"
     assert followed >= 120
 

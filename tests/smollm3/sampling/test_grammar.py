@@ -1,4 +1,4 @@
-"""Grammars: what is taken, what is refused by name, and which tokens may come."""
+"""Grammars: which are accepted, error messages for others, and the allowed tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def matcher(grammars: Grammars, kind: Any, source: str = "") -> Matcher:
 
 
 def wander(made: Matcher, tokenizer: Tokenizer, chance: random.Random, most: int = 4000) -> str:
-    """A text of the grammar, token by token as chance has it."""
+    """Return a random text of the grammar, drawn token by token."""
     tokens: list[int] = []
     while not made.is_over:
         allowed = np.flatnonzero(made.allowed())
@@ -64,7 +64,7 @@ def test_whatever_is_drawn_the_text_fits(grammars: Grammars, small_tokenizer: To
 
 
 def test_a_text_in_any_tokens_may_come(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
-    """What the tokenizer makes of a text that fits is allowed, and the end where it may end."""
+    """The tokenizer's tokens of a matching text are allowed, and the end is allowed where the text may end."""
     text = '{"name": "Zoë 🦜", "age": 7}'
     made = matcher(grammars, "json_schema", json.dumps(PERSON))
     for token in small_tokenizer.encode(text):
@@ -160,7 +160,7 @@ def test_tokens_written_before(grammars: Grammars, small_tokenizer: Tokenizer) -
         ("lark", "start: nothing", "refused"),
         ("lark", "", "refused"),
         ("lark", "\ud800", "not valid Unicode"),
-        ("lark", "start: <|im_end|>", "refused"),  # a control token is nobody's to ask for
+        ("lark", "start: <|im_end|>", "refused"),  # users' grammars must not contain control tokens
         ("lark", "start: <|im_start|> /a/", "refused"),
         ("lark", "start: <[0-5]>", "refused"),
     ],
@@ -173,13 +173,13 @@ def test_what_cannot_be_held_is_refused(grammars: Grammars, kind: Any, source: s
 
 
 def chain(links: int) -> dict[str, Any]:
-    """A schema whose definitions refer to one another."""
+    """Return a schema whose definitions form a chain of references."""
     definitions = {f"a{i}": {"properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(links)}
     return {"$defs": {**definitions, f"a{links}": {"type": "string"}}, "$ref": "#/$defs/a0"}
 
 
 def test_chains_of_references_end_before_the_stack_does(grammars: Grammars) -> None:
-    """The longest that is taken goes down more levels than a thread's own stack has room for."""
+    """The longest accepted chain recurses deeper than an ordinary thread's stack allows."""
     with pytest.raises(InvalidRequestError, match="referenced definitions"):
         grammars.matcher([answer_part(Grammar("json_schema", json.dumps(chain(2_100))))], "grammar")
     with pytest.raises(InvalidRequestError, match="referenced definitions"):
@@ -243,7 +243,7 @@ def test_a_grammar_that_grows_too_large_ends_its_own_answer(
 
 
 def test_the_official_vocabulary(official_tokenizer: Tokenizer) -> None:
-    """Of 128,256 tokens those that fit, none that is special or unused, and soon enough for everybody else."""
+    """Of 128,256 tokens, exactly the matching ones are allowed, no special or unused ones, and masks are fast."""
     grammars = Grammars(official_tokenizer)
     chance = random.Random(4)
     for _ in range(5):
@@ -262,4 +262,4 @@ def test_the_official_vocabulary(official_tokenizer: Tokenizer) -> None:
     for token in official_tokenizer.encode('{"text": "' + "and so on " * 30):
         made.allowed()
         made.take(token)
-    assert time.thread_time() - started < 2.0  # some 20 microseconds a mask; a busy machine may take its time
+    assert time.thread_time() - started < 2.0  # about 20 microseconds per mask; the limit allows for a busy machine

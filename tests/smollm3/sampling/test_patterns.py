@@ -1,4 +1,4 @@
-"""Patterns of schemas mean what ECMA-262 says: Node is the judge of generated ones, of texts and of written answers."""
+"""Patterns in schemas have ECMA-262's meaning: Node checks generated patterns, texts and generated answers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NOT_SUPPORTED = (
     *("together with a Unicode property", "a lookbehind", "a backreference", "control characters"),
     *("lone surrogate", "nothing satisfies it", "matches no text", "more lookarounds"),
 )
-"""What may be refused of valid patterns, by name."""
+"""Parts of error messages for valid patterns that may be rejected."""
 
 
 class Writer:
-    """Writes patterns, most of them valid."""
+    """Generates patterns, most of them valid."""
 
     def __init__(self, seed: int, looks: float = 0.0) -> None:
-        """looks: the share of lookaheads and word boundaries among groups."""
+        """looks: fraction of groups that are lookaheads or word boundaries."""
         self.random = random.Random(seed)
         self.looks = looks
         self.groups = 0
@@ -155,13 +155,13 @@ def matcher_of(pattern: str) -> llguidance.LLMatcher:
 
 
 def is_held(pattern: str, text: str) -> bool:
-    """Whether an answer may be this text."""
+    """Return whether an answer may be this text."""
     matcher, written = matcher_of(pattern), list(json.dumps(text, ensure_ascii=False).encode())
     return bool(matcher.try_consume_tokens(written) == len(written) and matcher.is_accepting())
 
 
 def answer(pattern: str, drawn: random.Random) -> str | None:
-    """A text that the pattern lets be written, byte by byte; None for one that does not end soon."""
+    """Return a text that the pattern allows, drawn byte by byte, or None if it does not end soon."""
     matcher, written = matcher_of(pattern), b""
     while len(written) < 80:
         bits = matcher.compute_bitmask()
@@ -194,7 +194,7 @@ def is_writable(text: str) -> bool:
     return all(letter >= " " or letter in "\b\t\n\f\r" for letter in text) and "\x7f" not in text
 
 
-@pytest.mark.skipif(NODE is None, reason="node, which judges them, is not installed (Debian: apt-get install nodejs)")
+@pytest.mark.skipif(NODE is None, reason="node is not installed (Debian: apt-get install nodejs)")
 @pytest.mark.parametrize(
     ("seed", "looks"), [pytest.param(SEED, 0.0, marks=pytest.mark.long("engine")), (SEED + 1, 0.8)]
 )
@@ -229,7 +229,7 @@ def test_node_agrees_on_generated_patterns(seed: int, looks: float) -> None:
             counted["answers"] += len(answers)
             library = library_patterns(pattern)
             for text, matches in zip(texts + answers, said, strict=True):
-                is_read_by_units = any(letter > "\uffff" for letter in text)  # without the flag `u`: less is allowed
+                is_read_by_units = any(letter > "\uffff" for letter in text)  # without the flag `u`, we may reject it
                 held = text in answers or all(is_held(each, text) for each in library)
                 if held > matches or (held < matches and is_writable(text) and not is_read_by_units):
                     faults.append(f"{pattern!r} {'takes' if held else 'refuses'} {text!r}: {library!r}")
@@ -247,7 +247,7 @@ def test_node_agrees_on_generated_patterns(seed: int, looks: float) -> None:
         (r"^[\d\w]$", ["1", "_"], ["١", "é"]),
         (r"^.$", ["a", "😀", "\u0085"], ["\n", "\u2028", "\r"]),
         (r"^\cI\u{41}\x41\/$", ["\tAA/"], ["tAA/"]),
-        (r"^\-\u{2}$", ["-uu"], ["-\x02"]),  # \- is valid without the flag u only
+        (r"^\-\u{2}$", ["-uu"], ["-\x02"]),  # without the flag u, \- is valid
         (r"^[]$|^[^]$", ["a", "\n"], ["", "ab"]),
         ('^[^"]$', ["a", "\\"], ['"']),
         (r"^[^\\]$", ["a", '"'], ["\\"]),
@@ -287,7 +287,7 @@ def test_what_cannot_be_held_is_refused_by_name(pattern: str, reason: str) -> No
 
 @pytest.mark.parametrize("excluded", ['"', "\\", "\n", "a", "]"])
 def test_a_text_that_is_excluded_is_not_written(excluded: str) -> None:
-    """The library lets a class of all control characters write every escape."""
+    """If a class contains all control characters, the library allows every escape sequence."""
     schema = enforced_schema({"type": "string", "not": {"const": excluded}}, "tools").schema
     schema |= {"x-guidance": JSON_STYLE}
     grammar = json.dumps({"grammars": [{"json_schema": schema}]})

@@ -1,4 +1,4 @@
-"""Indices of quotations in files: made once, read again intact or not at all, and gone with their reading."""
+"""Index files for quotations are created once, read only if intact, and deleted with their prefix."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_is_forgotten_is_gone_even_while_it_is_made(tmp_path: Path) -> None
 
     def make() -> Places:
         assert len(names(tmp_path)) == 2
-        QuoteIndexFiles(tmp_path).forget(READING)  # by another process, too
+        QuoteIndexFiles(tmp_path).forget(READING)  # another process may do this, too
         return PLACES
 
     assert files.places(READING, DIGEST, len(TEXT), make) is PLACES
@@ -101,7 +101,7 @@ def test_files_used_the_longest_ago_make_room(tmp_path: Path) -> None:
         files.places(OTHER, digest, len(TEXT), Made())
         os.utime(tmp_path / f"{OTHER.hex()}-{digest.hex()[:32]}", (number, number))
         made = Made()
-        files.places(OTHER, digests[0], len(TEXT), made)  # used, and now the latest
+        files.places(OTHER, digests[0], len(TEXT), made)  # used, so now the most recent
         assert not made.count
         assert len(names(tmp_path)) <= 3
     small = QuoteIndexFiles(tmp_path / "small", budget_bytes=100)

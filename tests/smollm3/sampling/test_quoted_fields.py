@@ -1,4 +1,4 @@
-"""Extraction by x-quote-of: values are parts of their document, or the declared empty value."""
+"""Extraction with x-quote-of: values are parts of their document, or the declared empty value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotations: whatever is sampled within `[[n: ` and `]]` is a part of source n."""
+"""Quotations: whatever is sampled between `[[n: ` and `]]` is a part of source n."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from notso.smollm3.sampling.quotes import LIKELIEST, LOOKUPS, NARROW, Quotation,
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.system.confinement import ConfinedWorkError
 
-# Letters of twelve scripts; the last five are written without blanks.
+# Letters of twelve scripts; the last five are written without spaces.
 SCRIPTS = [
     "abcdefghijklmnopqrstuvwxyzäöüß",
     "абвгдежзийклмнопрстуфхцчшщыьэюя",
@@ -49,7 +49,7 @@ SCRIPTS = [
 WITHOUT_BLANKS = 5
 MARK = re.compile(r"\[\[(\d+): (.*?)\]\]", re.DOTALL)
 WORD_BREAK_TEST = Path(os.environ.get("WORD_BREAK_TEST", "/usr/share/unicode/auxiliary/WordBreakTest.txt"))
-# Of each of the long runs; the default run has few.
+# Number of quotations in each long test; the default run uses fewer.
 QUOTES = int(os.environ.get("NOTSO_QUOTES", "1000"))
 
 
@@ -65,7 +65,7 @@ def written(rng: random.Random, script: int, words: int) -> str:
 
 
 def words_of(text: str) -> tuple[int, int]:
-    """Return the words, and the characters of scripts without blanks, by the definition rather than the index."""
+    """Return the number of words, and of characters in scripts without spaces, by definition and without the index."""
     alone = sum(character in "".join(SCRIPTS[-WITHOUT_BLANKS:]) for character in text)
     spaced = "".join(" " if each in "".join(SCRIPTS[-WITHOUT_BLANKS:]) else each for each in text)
     return len(re.findall(r"\w[\w\u0300-\u036f]*(?:['.,]\w+)*", spaced)), alone
@@ -86,7 +86,7 @@ def draw(
     for step in range(2 * QUOTE_BYTES):
         logits = (sharp * rng.standard_normal(tokenizer.vocab_size)).astype(np.float32)
         restricted = held.restrict(logits, False)
-        if step == 0:  # begin it: other text would be allowed as well
+        if step == 0:  # begin the quotation, because other text is allowed as well
             others = np.setdiff1d(np.arange(tokenizer.vocab_size), quotes.vocabulary.spaced)
             restricted[others] = -np.inf
         token = int(restricted.argmax())
@@ -106,7 +106,7 @@ def check(source: str, words: str) -> None:
     assert any(not (at and source[at - 1 : at + 1].isalnum()) or words_of(words)[1] for at in places)
     assert "]]" not in words and "<tool_call>" not in words and "<|im_end|>" not in words
     count, alone = words_of(words)
-    assert count + alone / 2 >= 3 and count / 60 + alone / 200 <= 1.1  # a last word may be cut at 64 characters
+    assert count + alone / 2 >= 3 and count / 60 + alone / 200 <= 1.1  # the last word may be truncated at 64 characters
     assert len(words.encode()) <= QUOTE_BYTES
 
 
@@ -128,7 +128,7 @@ def test_many_quotations_are_verbatim(quotes: Quotes, demo_engine: Engine) -> No
 
 
 def naive_places(source: str) -> Iterator[tuple[bytes, int]]:
-    """The text from each word on."""
+    """Yield the text from each word's beginning."""
     for found in re.finditer(r"\w+", source):
         yield source[found.start() :].encode() + b"\xff", len(source[: found.start()].encode())
 
@@ -148,7 +148,7 @@ def test_places_are_sorted_by_their_text() -> None:
 
 
 def official_boundaries() -> list[tuple[str, list[int]]]:
-    """Texts of the Unicode Character Database, and where UAX 29 has word boundaries."""
+    """Yield texts from the Unicode Character Database, with the positions of word boundaries according to UAX 29."""
     if not WORD_BREAK_TEST.is_file():
         pytest.skip(f"needs {WORD_BREAK_TEST} (Debian: unicode-data), or its path as WORD_BREAK_TEST")
     found = []
@@ -161,7 +161,7 @@ def official_boundaries() -> list[tuple[str, list[int]]]:
 
 
 def word_starts(text: str, boundaries: list[int]) -> list[int]:
-    """Where segments with a letter or digit begin, and in scripts without blanks every character."""
+    """Return the starts of segments with a letter or digit, and of all characters in scripts without spaces."""
     return [
         at
         for at, end in itertools.pairwise(boundaries)
@@ -178,7 +178,7 @@ def test_words_begin_where_unicode_has_them() -> None:
     boundaries = official_boundaries()
     assert len(boundaries) > 1_500
     for text, expected in boundaries:
-        # Every kana is a word of its own here, as are the other characters of scripts without blanks.
+        # Here, each kana is a word, like the other characters of scripts without spaces.
         if "\u3031" not in text:
             assert word_starts(text, our_boundaries(text)) == word_starts(text, expected), ascii(text)
 
@@ -301,7 +301,7 @@ def test_marks_need_a_source(quotes: Quotes, demo_engine: Engine) -> None:
         allowed = np.flatnonzero(np.isfinite(held.restrict(np.zeros(tokenizer.vocab_size, np.float32), False)))
         spaced = np.intersect1d(allowed, quotes.vocabulary.spaced)
         assert bool(len(spaced)) == (started == "See [[1:")
-        assert len(allowed) > len(spaced)  # no quotation: an index such as a[[1:2]]
+        assert len(allowed) > len(spaced)  # not a quotation, but an index such as a[[1:2]]
     free = quotes.output([QuoteSource("a few words that are quoted")], None, "See [[none")
     assert free is not None
     assert np.isfinite(free.restrict(np.zeros(tokenizer.vocab_size, np.float32), False)).all()
@@ -315,7 +315,7 @@ def test_sources_must_be_texts() -> None:
 
 
 class CountedLookups(dict[bytes, int]):
-    """Counts its lookups."""
+    """A dict that counts lookups."""
 
     count = 0
 
@@ -330,7 +330,7 @@ class CountedLookups(dict[bytes, int]):
 
 @pytest.fixture
 def examined(quotes: Quotes, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
-    """How much each mask looks at: places of a narrow interval, tokens in a wide one, and long tokens by name."""
+    """Record how much each mask examines: places of a narrow interval, tokens of a wide one, and token lookups."""
     found: dict[str, list[int]] = {"places": [], "tokens": [], "lookups": []}
     continuations, agreeing, continuing = QuoteIndex.continuations, QuoteIndex.agreeing, Quotation.continuing
     ids = CountedLookups(quotes.vocabulary.ids)
@@ -364,7 +364,7 @@ def quote_hostile(
         words = draw(quotes, tokenizer, [hostile], 1, drawn, (0.1, 1, 20)[at % 3])
         assert words in hostile and "]]" not in words and "<tool_call>" not in words
     assert max(examined["places"]) <= NARROW and max(examined["tokens"], default=0) <= LIKELIEST
-    # Each of a long token's texts is asked for and then read; the last head may go over by its own lengths.
+    # Each text of a long token is looked up twice; the last prefix may exceed the limit by its own lengths.
     assert max(examined["lookups"]) <= 2 * (LOOKUPS + max(map(len, quotes.vocabulary.ids)))
 
 
@@ -402,7 +402,7 @@ def test_the_largest_hostile_texts_cost_no_more_per_token(
 
 
 def asked_for(count: int, seed: int) -> list[tuple[list[Message], SamplingParams, RequestOptions]]:
-    """Requests that continue with a quotation of one of three documents, chosen among 40."""
+    """Return requests that continue with a quotation of one of three documents, which are chosen among 40."""
     rng = random.Random(seed)
     sources = [QuoteSource(written(rng, at % len(SCRIPTS), (30, 200, 900)[at % 3])) for at in range(40)]
     asked = []
@@ -418,10 +418,10 @@ def asked_for(count: int, seed: int) -> list[tuple[list[Message], SamplingParams
 
 
 def compare_batch_with_alone(count: int, seed: int) -> None:
-    """1 to 16 at a time and alone, every quotation has the same bits, and is found where its citation says."""
+    """Assert that 1 to 16 concurrent quotations have the same bits as alone, and are found at the cited place."""
     asked, rng = asked_for(count, seed), random.Random(seed)
     answers = list[Completion]()
-    # One thread: two would wait for each other at each of these short steps wherever a machine is busy.
+    # One thread: on a busy machine, two would wait for each other in each of these short steps.
     with Engine.load("demo", threads=1) as engine:
         while len(answers) < count:
             together = asked[len(answers) : len(answers) + rng.randint(1, 16)]

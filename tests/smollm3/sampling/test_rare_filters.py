@@ -1,4 +1,4 @@
-"""typical_p and XTC, against a slow twin that does one step of the documented order after another."""
+"""typical_p and XTC, compared with a simple implementation that performs the documented steps in order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from notso.smollm3.sampling.sampler import Sampler, apply_filters, last_of_top_choices
 from notso.smollm3.values.sampling_params import SamplingParams
 
-EDGE = 1e-5  # single and double precision may differ about a token that stands so near an edge
+EDGE = 1e-5  # single and double precision may differ for a token this close to a threshold
 
 
 def slow_left(weights: list[float], params: SamplingParams, crossed: bool) -> list[int]:
-    """Tokens that are left, the likeliest first, in plain Python and double precision."""
+    """Return the remaining tokens, most likely first, in plain Python and double precision."""
 
     def total(tokens: list[int]) -> float:
         return sum(weights[token] for token in tokens)
@@ -81,7 +81,7 @@ def test_what_is_left_is_what_the_slow_twin_leaves(
             expected.append(slow_left(plain, SamplingParams(**{**options, name: value}), crossed))
     for value in (params.xtc_threshold * (1 + EDGE), params.xtc_threshold * (1 - EDGE)):
         expected.append(slow_left(plain, SamplingParams(**{**options, "xtc_threshold": value}), crossed))
-    # Surprises that are the same to the last bit or two stand in any order in single precision.
+    # In single precision, nearly equal deviations may be in any order.
     assert ids.tolist() in expected or ("typical_p" in options and _has_close_deviations(plain, params, ids))
 
 
@@ -94,7 +94,7 @@ def _has_close_deviations(weights: list[float], params: SamplingParams, ids: np.
 
 
 def test_top_choices_are_taken_away_but_for_the_last() -> None:
-    """llama.cpp's tests/test-sampling.cpp: of 0.4, 0.3, 0.2, 0.1 with a threshold of 0.1, 0.2 and 0.3."""
+    """From llama.cpp's tests/test-sampling.cpp: 0.4, 0.3, 0.2, 0.1 with thresholds of about 0.1, 0.2, 0.3 and above."""
     shares = np.array([0.4, 0.3, 0.2, 0.1], np.float32)
     assert last_of_top_choices(shares, 0.09) == 3
     assert last_of_top_choices(shares, 0.19) == 2
@@ -104,8 +104,8 @@ def test_top_choices_are_taken_away_but_for_the_last() -> None:
 
 
 def test_typical_tokens_are_those_of_the_expected_surprise() -> None:
-    """llama.cpp's tests/test-sampling.cpp: of 0.97 and three of 0.01 half the mass is the first alone; of 0.4, 0.2,
-    0.2, 0.2 it is the three that are near the entropy."""
+    """From llama.cpp's tests/test-sampling.cpp: with 0.97 and three times 0.01, half of the mass is the first token
+    alone; with 0.4, 0.2, 0.2, 0.2, it is the three tokens near the entropy."""
     likely = np.array([0.97, 0.01, 0.01, 0.01], np.float32)
     assert apply_filters(likely / 0.97, SamplingParams(typical_p=0.5, top_p=1.0), 0.5)[0].tolist() == [0]
     even = np.array([0.4, 0.2, 0.2, 0.2], np.float32)
@@ -122,7 +122,7 @@ def test_typical_tokens_are_those_of_the_expected_surprise() -> None:
     ],
 )
 def test_frequencies_are_the_probabilities(options: dict[str, Any]) -> None:
-    """Chi-square over 8,000 draws; seeds are fixed. Whether XTC cuts and which token is drawn are independent."""
+    """Chi-square over 8,000 draws with fixed seeds. XTC's decision and the drawn token are independent."""
     logits = np.random.default_rng(5).normal(0, 1.5, 30).astype(np.float32)
     params = SamplingParams(temperature=1.0, **options)
     weights = [float(weight) for weight in np.exp(logits - logits.max())]

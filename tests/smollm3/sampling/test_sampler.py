@@ -1,4 +1,4 @@
-"""The choice of tokens, against a slow twin that does one step of the documented order after another."""
+"""Sampling, compared with a simple implementation that performs the documented steps in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 
 
 def slow_distribution(logits: Floats, params: SamplingParams, history: list[int]) -> dict[int, float]:
-    """Token -> probability, the likeliest first, in plain Python and double precision."""
+    """Return the probability of each token, most likely first, in plain Python and double precision."""
     values = [float(value) for value in logits]
     window = history[-params.penalty_window :] if params.penalty_window else history
     for token, count in Counter(window).items():
@@ -49,8 +49,7 @@ def slow_distribution(logits: Floats, params: SamplingParams, history: list[int]
     return {token: weight / total for token, weight in kept.items()}
 
 
-# Eighths, so that penalties and bias are exact in single precision too and equal tokens are equal in both; and many
-# tokens are equal.
+# Multiples of 1/8, so that penalties and bias are exact in single precision, too; many tokens are equal.
 EIGHTHS = st.integers(-160, 160).map(lambda n: n / 8)
 LOGITS = st.lists(EIGHTHS, min_size=1, max_size=40)
 PARAMS = st.fixed_dictionaries(
@@ -82,7 +81,7 @@ def test_tokens_come_from_what_the_slow_twin_leaves(values: list[float], options
     assert np.array_equal(logits, before)
     expected = slow_distribution(logits, params, history)
     if token not in expected:
-        # Single and double precision may differ about a token that stands exactly on the edge of top_p or min_p.
+        # Single and double precision may differ for a token exactly at the threshold of top_p or min_p.
         nudged = SamplingParams(
             **{
                 **options,
@@ -108,7 +107,7 @@ def test_tokens_come_from_what_the_slow_twin_leaves(values: list[float], options
     ],
 )
 def test_frequencies_are_the_probabilities(options: dict[str, Any]) -> None:
-    """Chi-square over 8,000 draws: with 99.9 % a correct sampler stays under the bound; seeds are fixed."""
+    """Chi-square over 8,000 draws with fixed seeds; a correct sampler is below the limit with 99.9 % probability."""
     logits = np.random.default_rng(5).normal(0, 1.5, 30).astype(np.float32)
     history = [1, 2, 2, 9, 9, 9]
     params = SamplingParams(**options)
@@ -131,7 +130,7 @@ def test_the_draw_belongs_to_seed_and_position_alone() -> None:
     backwards = [sampler.sample(logits, [1, 2], position) for position in reversed(range(50))]
     assert forwards == backwards[::-1]
     assert len(set(forwards)) > 40
-    np.random.seed(1)  # nothing global has a say
+    np.random.seed(1)  # the global state has no effect
     assert Sampler(params, 42).sample(logits, [], 0) == forwards[0]
     others = [Sampler(params, seed).sample(logits, [], 0) for seed in range(50)]
     assert len(set(others)) > 40
@@ -139,7 +138,7 @@ def test_the_draw_belongs_to_seed_and_position_alone() -> None:
 
 
 def philox(key: int, counter: int) -> int:
-    """First word of Philox4x64-10 for a key and counter below 2^64, as its authors define it."""
+    """Return the first word of Philox4x64-10, by its authors' definition, for a key and counter below 2^64."""
     words, keys, mask = [counter, 0, 0, 0], [key, 0], 2**64 - 1
     for _ in range(10):
         first, second = 0xD2E7470EE14C6C93 * words[0], 0xCA5A826395121157 * words[2]
@@ -151,12 +150,12 @@ def philox(key: int, counter: int) -> int:
 @pytest.mark.parametrize("position", [0, 1, 2**20, 2**63 - 1])
 def test_its_numbers_are_those_of_numpy(position: int) -> None:
     for seed in (0, 5, 2**64 - 1):
-        bits = np.random.Philox(key=seed, counter=position).random_raw()  # counts up before it draws
+        bits = np.random.Philox(key=seed, counter=position).random_raw()  # increments the counter before it draws
         assert Sampler(SamplingParams(), seed)._uniform(position) == float(bits >> 11) * 2.0**-53
 
 
 def test_the_same_seed_draws_the_same_for_years() -> None:
-    """The draw is defined by a published function, so no release of anything changes it."""
+    """Draws are defined by a published function, so library updates do not change them."""
     logits = np.zeros(10_000, dtype=np.float32)
     sampler = Sampler(SamplingParams(temperature=1.0, top_p=1.0), 2026)
     drawn = [sampler.sample(logits, [], position) for position in range(50)]
@@ -165,7 +164,7 @@ def test_the_same_seed_draws_the_same_for_years() -> None:
 
 
 def plain_sample(logits: Floats, params: SamplingParams, history: list[int], uniform: float) -> int | None:
-    """The documented order as it stands, every token weighed and ranked; None for logits that are not finite."""
+    """Apply the documented steps to all tokens without shortcuts; return None for nonfinite logits."""
     logits = logits.copy()
     window = history[-params.penalty_window :] if params.penalty_window else history
     for token, count in Counter(window).items():
@@ -194,8 +193,7 @@ def plain_sample(logits: Floats, params: SamplingParams, history: list[int], uni
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_not_weighed_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token is the one that the plain formula draws, to the bit: with ties, biases that make and break the best,
-    tokens ruled out, and logits that are no numbers."""
+    """The token is exactly that of the formula, with ties, biases that change the maximum, excluded tokens, and NaN."""
     random = np.random.default_rng(seed)
     told = Counter[bool]()
     short_list = Sampler._sample_short_list
@@ -250,8 +248,8 @@ def test_what_is_not_weighed_changes_nothing(seed: int, monkeypatch: pytest.Monk
 def test_many_faint_tokens_move_the_end_of_the_nucleus(
     faint: float, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand tokens that weigh little, of which the nucleus ends with one, and many more that weigh almost nothing.
-    The greatest number drawn takes its last token."""
+    """Of a thousand tokens with a small weight, one is the last of the nucleus; many more weigh almost nothing. The
+    largest random number selects the nucleus's last token."""
     last = 1 - 2.0**-53
     monkeypatch.setattr(Sampler, "_uniform", lambda *_: last)
     params = SamplingParams(temperature=0.6, **options)
@@ -283,7 +281,7 @@ def test_filters_at_their_narrowest_leave_the_likeliest(options: dict[str, Any])
 
 @pytest.mark.parametrize("options", [{"top_k": 3, "top_p": 1.0}, {"top_p": 0.3 - 1e-6}, {"top_k": 3, "top_p": 0.999}])
 def test_equals_are_cut_by_id(options: dict[str, Any]) -> None:
-    """Ten equal tokens: three of them are the three lowest ids, each as likely."""
+    """Ten equal tokens are reduced to three: those with the lowest ids, with equal probabilities."""
     logits = np.full(10, 1.5, dtype=np.float32)
     sampler = Sampler(SamplingParams(temperature=1.0, **options), 4)
     assert {sampler.sample(logits, [], position) for position in range(200)} == {0, 1, 2}
@@ -394,10 +392,10 @@ def _best_ms(sampler: Sampler, logits: Floats) -> float:
 
 
 def test_it_is_quick_on_the_whole_vocabulary() -> None:
-    """About 0.01 ms greedy and 0.1 ms with the default settings on the reference machine."""
+    """On the reference machine, about 0.01 ms for greedy sampling, and 0.1 ms with the default settings."""
     logits = np.random.default_rng(0).normal(0, 2.5, VOCABULARY).astype(np.float32)
     logits[:40] += 15
     assert _best_ms(Sampler(SamplingParams(temperature=0), 1), logits) < 0.2
     assert _best_ms(Sampler(SamplingParams(), 1), logits) < 2
     flat = (logits * 0.001).astype(np.float32)
-    assert _best_ms(Sampler(SamplingParams(), 1), flat) < 30  # all of it has to be ranked
+    assert _best_ms(Sampler(SamplingParams(), 1), flat) < 30  # the whole vocabulary must be sorted

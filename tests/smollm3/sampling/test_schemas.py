@@ -1,4 +1,4 @@
-"""Schemas in the library's keywords: judged by `jsonschema`, value by value."""
+"""Schemas in the library's keywords, compared with `jsonschema` value by value."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ NARROWER: dict[str, dict[str, Any]] = {
         "unevaluatedProperties": False,
     },
 }
-"""By name: schemas of whose values some may not be written."""
+"""Schemas for which some valid values cannot be generated, by name."""
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def grammars(small_tokenizer: Tokenizer) -> Grammars:
 
 
 def takes(grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], value: Any) -> bool:
-    """Whether an answer may be this value, its names in any order."""
+    """Return whether an answer may be this value, with its properties in any order."""
     source = Grammar("json_schema", json.dumps(schema))
     orders = [dict(each) for each in itertools.permutations(value.items())] if isinstance(value, dict) else [value]
     for order in orders:
@@ -164,7 +164,7 @@ def takes(grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], valu
 
 def valid(schema: dict[str, Any], value: Any) -> bool:
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    # The library's judge does not know `dependencies` in newer drafts.
+    # In newer drafts, jsonschema ignores `dependencies`.
     if "dependencies" in schema:
         kind = jsonschema.Draft7Validator
     return bool(kind(schema, format_checker=jsonschema.FormatChecker(["date"])).is_valid(value))
@@ -217,7 +217,7 @@ def test_what_says_nothing_about_values_is_named() -> None:
     ],
 )
 def test_a_hostile_schema_is_refused_soon(grammars: Grammars, schema: dict[str, Any], told: str) -> None:
-    """By counting, not by the clock: each grows faster than it is long."""
+    """Rejected by counting, without measuring time: each grows faster than its length."""
     with pytest.raises(InvalidRequestError, match=told):
         grammars.matcher([answer_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
 
@@ -263,7 +263,7 @@ def test_what_is_no_schema_is_refused(grammars: Grammars, schema: dict[str, Any]
 def test_options_are_told_apart_as_they_are_and_not_as_they_are_closed(
     grammars: Grammars, small_tokenizer: Tokenizer
 ) -> None:
-    """The second is closed, but values with `x` match it by the standard, so the first alone does not."""
+    """Options are compared before they are closed: values with `x` match the second option, too, so they match both."""
     schema = {"oneOf": [{"required": ["a", "x"]}, {"required": ["a"], "properties": {"a": {"multipleOf": 3}}}]}
     assert takes(grammars, small_tokenizer, schema, {"a": 3})
     assert not takes(grammars, small_tokenizer, schema, {"a": 3, "x": 1})
@@ -288,7 +288,7 @@ def test_cases_that_multiply_are_refused_before_they_are_made() -> None:
 
 
 def test_patterns_beyond_the_limit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand of them took seconds to read, and were refused then."""
+    """Reading a thousand of them took seconds before they were rejected."""
     read: list[str] = []
     monkeypatch.setattr(SchemaRewriter, "_pattern", lambda self, name, path: read.append(name) or name)
     names = {"^" + "a" * length: True for length in range(33)}

@@ -1,4 +1,4 @@
-"""Tools whose arguments follow their schema in calls that the model is free to make."""
+"""Arguments of voluntary tool calls follow the tools' schemas."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write(
     count: int,
     seed: int,
 ) -> str:
-    """What is drawn from random logits."""
+    """Return a text sampled from random logits."""
     chance, written = np.random.default_rng(seed), b""
     for _ in range(count):
         logits = chance.standard_normal(tokenizer.vocab_size).astype(np.float32)
@@ -63,7 +63,7 @@ def write(
 
 
 def found_calls(written: str, seed: int) -> list[ToolCall]:
-    """The calls in a text that comes in pieces of any size."""
+    """Return the calls in a text that arrives in pieces of any size."""
     parser, chance, calls = ToolCallParser(), random.Random(seed), []
     while written:
         size = chance.randrange(1, 9)
@@ -74,7 +74,7 @@ def found_calls(written: str, seed: int) -> list[ToolCall]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_is_drawn_a_call_follows_its_tool(grammars: Grammars, small_tokenizer: Tokenizer, seed: int) -> None:
-    """Text is free, then a call is opened, again and again."""
+    """Text is unconstrained; then a call is opened, repeatedly."""
     structured_output, turn = guide_of(small_tokenizer, grammars), iter(range(10_000))
 
     def weigh(logits: np.ndarray) -> None:
@@ -100,13 +100,13 @@ def test_text_is_left_as_it_is(grammars: Grammars, small_tokenizer: Tokenizer) -
     assert not structured_output.has_grammar
     opening = small_tokenizer.tool_call_open_id
     assert opening is not None
-    structured_output.take(opening, in_reasoning=True)  # a thought may name the tag
+    structured_output.take(opening, in_reasoning=True)  # reasoning may contain the tag
     assert structured_output.restrict(logits, in_reasoning=False) is logits
 
 
 @pytest.mark.parametrize("cut", range(1, len(CALL_TAG)))
 def test_a_tag_spelt_out_is_never_finished(grammars: Grammars, small_tokenizer: Tokenizer, cut: int) -> None:
-    """It would open a call that nobody holds to anything."""
+    """It would open a call without constraints."""
     structured_output = guide_of(small_tokenizer, grammars)
     for byte in ("x<" + CALL_TAG[:cut]).encode():
         structured_output.take(small_tokenizer.encode(chr(byte))[0], in_reasoning=False)
@@ -137,12 +137,12 @@ def test_what_cannot_be_held_is_refused_at_once(grammars: Grammars, small_tokeni
     with pytest.raises(InvalidRequestError, match="the parameters of weather cannot be enforced") as caught:
         guide_of(small_tokenizer, grammars, tools=odd)
     assert caught.value.param == "tools"
-    assert guide_of(small_tokenizer, grammars, tools=odd, strict_tools=()).holds_calls  # to the name, and no more
+    assert guide_of(small_tokenizer, grammars, tools=odd, strict_tools=()).holds_calls  # only the name is constrained
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_only_offered_tools_are_called(grammars: Grammars, small_tokenizer: Tokenizer, seed: int) -> None:
-    """The model opens calls, again and again, and would write anything in them."""
+    """The model repeatedly opens calls, and its preferred tokens would give invalid ones."""
     structured_output, turn = guide_of(small_tokenizer, grammars, strict_tools=()), iter(range(10_000))
 
     def weigh(logits: np.ndarray) -> None:
@@ -156,7 +156,7 @@ def test_only_offered_tools_are_called(grammars: Grammars, small_tokenizer: Toke
 
 
 def test_a_call_to_a_tool_that_is_not_offered_is_text() -> None:
-    """By a model without a token for calls, which cannot be held to the names."""
+    """This model has no token for calls, so names cannot be constrained."""
     written = '<tool_call>\n{"name": "note", "arguments": {}}\n</tool_call>'
     for offered, is_call in ((None, True), ({"note"}, True), ({"weather"}, False), (set(), False)):
         pieces = ToolCallParser(offered=offered).push(written)

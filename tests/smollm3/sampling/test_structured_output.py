@@ -1,4 +1,4 @@
-"""Answers that must be something, from the real engine with the demo model."""
+"""Constrained answers from the real engine with the demo model."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_it_fits_its_schema_or_was_cut_for_its_length(demo_engine: Engine) -> No
 
 
 def test_a_required_call_is_one_with_valid_arguments(demo_engine: Engine) -> None:
-    """Always: alone or several, any tool or the one named."""
+    """In every case: one or several calls, of any tool or of a named one."""
     chance = random.Random(8)
     started = []
     for messages, params, options in asked_at_random(40):
@@ -174,7 +174,7 @@ def test_a_required_call_is_one_with_valid_arguments(demo_engine: Engine) -> Non
 
 
 def test_guesses_change_nothing() -> None:
-    """The same tokens with speculation and without, alone and among others."""
+    """The tokens are the same with and without speculation, alone and concurrently."""
     again = [Message("user", 'Say again: {"name": "a", "age": 7, "tags": []} {"name": "a", "age": 7, "tags": []}')]
     results = set()
     for speculation in (True, False):
@@ -191,7 +191,7 @@ def test_guesses_change_nothing() -> None:
 
 
 def test_an_answer_that_had_to_leave_goes_on_in_its_grammar() -> None:
-    """Background answers are put aside for urgent ones, and come back."""
+    """Background answers are preempted by urgent ones, and continue afterwards."""
     with Engine.load(context_tokens=512, max_num_seqs=1) as engine:
         expected = text(list(engine.generate(SUM, GREEDY, RequestOptions(grammar=SCHEMA))))
         low = engine.submit(SUM, GREEDY, RequestOptions(grammar=SCHEMA, priority="background"))
@@ -214,7 +214,7 @@ def test_it_thinks_first_and_then_fits(demo_engine: Engine) -> None:
 
 
 def test_the_end_within_a_thought_waits_for_the_answer(demo_engine: Engine) -> None:
-    """An end token may not come before the answer has begun: it would be none."""
+    """An end token is not allowed before the answer has begun, because it would end an empty answer."""
     ends = dict.fromkeys(demo_engine.tokenizer.end_ids, 100.0)
     params = SamplingParams(max_tokens=400, temperature=0, logit_bias=ends, thinking_budget=30)
     events = list(demo_engine.generate(SUM, params, RequestOptions(grammar=SCHEMA)))
@@ -224,7 +224,7 @@ def test_the_end_within_a_thought_waits_for_the_answer(demo_engine: Engine) -> N
 
 @pytest.mark.parametrize("thinking", [True, False])
 def test_the_text_is_all_of_it_whatever_it_looks_like(demo_engine: Engine, thinking: bool) -> None:
-    """Newlines at the front and tags spelt out are the answer's here."""
+    """Leading newlines and tags in ordinary text belong to the answer here."""
     expression = r"\n\n<think>[0-9]{3}</think><tool_call>\{"
     opening = demo_engine.tokenizer.tool_call_open_id
     assert opening is not None
@@ -292,7 +292,7 @@ def test_more_of_an_answer_follows_its_grammar(demo_engine: Engine) -> None:
 
 
 def test_none_keeps_the_tools_in_the_prompt_and_calls_none(demo_engine: Engine) -> None:
-    """The prompt stays the same, so that what is cached of it serves on."""
+    """The prompt stays the same, so that its cached blocks are reused."""
     auto = list(demo_engine.generate(WEATHER, GREEDY, RequestOptions(tools=TOOLS)))
     assert [call.name for call in calls(auto)] == ["get_weather"]
     none = list(demo_engine.generate(WEATHER, GREEDY, RequestOptions(tools=TOOLS, tool_choice="none")))
@@ -369,7 +369,7 @@ def test_a_prompt_as_it_is_has_no_use_for_what_messages_have(
     if isinstance(prompt, list) and "tools" in option:
         assert list(
             demo_engine.generate(prompt, SamplingParams(max_tokens=2), RequestOptions(**option))
-        )  # they may stand in the ids
+        )  # the ids may contain them
         return
     with pytest.raises(InvalidRequestError) as caught:
         demo_engine.submit(prompt, options=RequestOptions(**option))
@@ -377,7 +377,7 @@ def test_a_prompt_as_it_is_has_no_use_for_what_messages_have(
 
 
 def test_thoughts_that_may_not_be_continued_are_no_beginning(demo_engine: Engine) -> None:
-    """Without thinking what was thought is left out, and the answer is a fresh one."""
+    """Without reasoning mode, the prefilled reasoning is dropped, and the answer starts from the beginning."""
     messages = [*SUM, Message("assistant", "", reasoning_content="hm")]
     fresh = demo_engine._request(SUM, GREEDY, RequestOptions(thinking=False))
     again = demo_engine._request(messages, GREEDY, RequestOptions(thinking=False, continue_last=True))

@@ -1,4 +1,4 @@
-"""Structured answers end: within their token limit where they can, and by themselves where nothing limits them."""
+"""Structured answers end: within their token limit if possible, and without a limit after a finite length."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def grammars(small_tokenizer: Tokenizer) -> Grammars:
 
 
 def draw(output: StructuredOutput, tokenizer: Tokenizer, limit: int, seed: int) -> tuple[str, bool]:
-    """An answer of uniformly drawn tokens, and whether it ended within its limit."""
+    """Return an answer of uniformly drawn tokens, and whether it ended within its limit."""
     chance, tokens = np.random.default_rng(seed), []
     while len(tokens) < limit and not output.is_over:
         logits = output.restrict(chance.standard_normal(tokenizer.vocab_size).astype(np.float32), False)
@@ -59,7 +59,7 @@ def takes(grammars: Grammars, tokenizer: Tokenizer, schema: Any, text: str) -> b
     return matcher.takes_all(tokenizer.encode(text)) and matcher.may_end
 
 
-# ---------------------------------------------------------------- within the limit
+# ---------------------------------------------------------------- with a limit
 
 
 def record(required: Sequence[str] = (), /, **properties: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ LIMITED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a multiple": ({"type": "integer", "minimum": 100_000, "multipleOf": 7}, "100002"),
 }
-"""By name: a schema, and a short text of it. With so many tokens as that takes, and more, an answer can end."""
+"""By name: a schema, and a short matching text. With a limit of at least that text's tokens, an answer can end."""
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_call_ends_within_its_limit(grammars: Grammars, small_tokenizer: Token
 
 
 def test_what_cannot_end_within_its_limit_is_cut(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
-    """And its tokens are those that it would have without a limit."""
+    """Its tokens are the same as without a limit."""
     options = of_schema({"type": "array", "items": INTEGER, "minItems": 200})
     cut, ended = draw(structured(grammars, small_tokenizer, options), small_tokenizer, 20, 1)
     assert not ended
@@ -368,7 +368,7 @@ def test_a_bound_may_ask_for_more_digits(grammars: Grammars, small_tokenizer: To
     assert ended and int(text) >= 10**17
 
 
-# ---------------------------------------------------------------- patterns that look around
+# ---------------------------------------------------------------- patterns with lookarounds
 
 PATTERNS: dict[str, tuple[str, list[str], list[str]]] = {
     "pydantic's Decimal": (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", ["1", "-0.3", "+5.", ".5"], ["-", "+.", "", "1.2.3"]),
@@ -446,7 +446,7 @@ def test_a_name_may_look_around(grammars: Grammars, small_tokenizer: Tokenizer) 
     assert not takes(grammars, small_tokenizer, schema, '{"_a":1}')
 
 
-# ---------------------------------------------------------------- one of, unique, refusals
+# ---------------------------------------------------------------- oneOf, uniqueItems, errors
 
 EXACT: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "one of two patterns": (

@@ -1,4 +1,4 @@
-"""Drawing among many candidates finds what putting them all in order finds, token for token."""
+"""Sampling among many candidates gives the same tokens as sorting all of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_token_is_the_one_that_ranking_all_would_give(
         logits = SHAPES[shape](rng, size).astype(np.float32)
         logits[rng.integers(size)] = 0.5
         drawn = []
-        for many in (0, size + 1):  # none are listed, or all
+        for many in (0, size + 1):  # lists no candidates, or all of them
             monkeypatch.setattr(sampling, "MANY", many)
             drawn.append(sampler.sample(logits, [], position))
         assert drawn[0] == drawn[1]
@@ -55,7 +55,7 @@ def test_the_token_is_the_one_that_ranking_all_would_give(
 @pytest.mark.parametrize("share", [None, 1e-9, 0.5, 1.0, 2.0])
 def test_the_ends_of_the_scale_are_candidates_too(uniform: float, share: float | None) -> None:
     weights = np.random.default_rng(1).random(1000).astype(np.float32) ** 3 + np.float32(1e-30)
-    weights[::3] = 0.0  # what weighs nothing is never drawn
+    weights[::3] = 0.0  # tokens with zero weight are never drawn
     end = None if share is None else share * float(weights.sum(dtype=np.float64))
     order = ranked(np.flatnonzero(weights), weights[weights > 0])
     sums = np.cumsum(weights[order], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Guesses: where they come from, how far they go, when they stop, and what they are worth."""
+"""Draft tokens: their source, their number, when drafting pauses, and its benefit."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from notso.smollm3.scheduling.ngram_drafter import (
 )
 
 ROOT = Path(__file__).parents[3]
-FRESH = 10_000  # ids from here on have not been seen
+FRESH = 10_000  # ids from here on are unseen
 LONG = list(range(100, 200))
 
 
 def after(match: int, then: list[int] = LONG) -> NgramDrafter:
-    """A text that ends with a match of this length (up to 50) with an earlier place, which `then` follows."""
+    """Create a drafter whose text ends with a match of this length (up to 50), which `then` followed before."""
     return NgramDrafter([*range(50), *then, FRESH, *range(50 - match, 50)])
 
 
 class Free(StepLatency):
-    """Every row rides along for nothing."""
+    """Additional rows cost nothing."""
 
     def ratio(self, rows: int, more: int) -> float:
         return 1.0
@@ -128,7 +128,7 @@ def test_after_three_wrong_guesses_it_is_silent_for_longer_and_longer() -> None:
     assert silences[:EMPTY_ROUNDS] == [0] * EMPTY_ROUNDS
     growing, longest = silences[EMPTY_ROUNDS : EMPTY_ROUNDS + 5], silences[EMPTY_ROUNDS + 5 :]
     assert growing[0] >= FIRST_SILENCE - 4 and growing == sorted(set(growing))
-    assert all(LONGEST_SILENCE - 4 <= silent <= LONGEST_SILENCE + 8 for silent in longest)  # never for good
+    assert all(LONGEST_SILENCE - 4 <= silent <= LONGEST_SILENCE + 8 for silent in longest)  # pauses are limited
 
 
 def test_a_right_guess_ends_the_distrust() -> None:
@@ -138,7 +138,7 @@ def test_a_right_guess_ends_the_distrust() -> None:
         drafter.accept(1, 0)
     drafter.accept(2, 2)
     drafter.accept(1, 0)
-    drafter._right[:] = drafter._tried[:]  # nothing but the silence could speak against a guess
+    drafter._right[:] = drafter._tried[:]  # only the pauses could prevent a draft
 
     assert drafter.propose()
 
@@ -183,7 +183,7 @@ def test_among_many_answers_little_is_guessed() -> None:
 
 
 def reference(ids: list[int]) -> tuple[int, int]:
-    """The place after the longest of the latest matches, by looking at every place."""
+    """Return the position after the longest of the latest matches, by checking all positions."""
     end = len(ids)
     found = []
     for place in range(end - 1, 0, -1):
@@ -223,7 +223,7 @@ def test_whatever_comes_proposals_keep_their_form(ids: list[int], rounds: list[t
 
 
 def test_time_and_memory_are_bounded() -> None:
-    """Half of a machine's noise is allowed for: a token takes a microsecond or two."""
+    """A token takes one or two microseconds; the limit is much higher because of other load."""
     source = random.Random(1)
     ids = [source.randrange(128_256) for _ in range(20_000)]
     tracemalloc.start()
@@ -233,18 +233,18 @@ def test_time_and_memory_are_bounded() -> None:
     assert held < 260 * len(ids)
 
     started = time.thread_time()
-    for _ in range(1_000):  # the worst there is: a match everywhere, and it is never right
+    for _ in range(1_000):  # worst case: always a match, and never a correct one
         drafter.propose()
         drafter.accept(1, 0)
         drafter.extend([7])
     assert time.thread_time() - started < 1_000 * 60e-6
 
 
-# ---------------------------------------------------------------- what it is worth
+# ---------------------------------------------------------------- benefit
 
 
 def speed_up(prompt: list[int], answer: list[int]) -> float:
-    """Steps of one row over the cost of the steps taken, at the planning figures."""
+    """Return the number of one-row steps divided by the estimated cost of the actual steps."""
     drafter, at, cost = NgramDrafter(prompt), 0, 0.0
     while at < len(answer):
         drafts = drafter.propose(len(answer) - at - 1)
@@ -260,7 +260,7 @@ def speed_up(prompt: list[int], answer: list[int]) -> float:
 
 @pytest.fixture(scope="module")
 def pages(demo_engine: Engine) -> dict[str, list[int]]:
-    """This project's pages and files, in the demo's tokens."""
+    """Return pages and files of this project as tokens of the demo model."""
     files = [ROOT / "CONTRIBUTING.md", ROOT / "training/README.md", ROOT / "src/notso/smollm3/output/lookahead.py"]
     return {path.name: demo_engine.tokenizer.encode(path.read_text("utf-8")) for path in files}
 
@@ -281,7 +281,7 @@ def test_prose_that_was_never_seen_is_faster(pages: dict[str, list[int]]) -> Non
     assert min(speed_up(encoded[:8], encoded) for encoded in pages.values()) > 1.05
 
 
-# ---------------------------------------------------------------- the price of a step
+# ---------------------------------------------------------------- cost of a step
 
 
 def test_planned_costs_are_the_planning_figures_and_between_them_straight() -> None:
@@ -299,7 +299,7 @@ def test_costs_are_learned_from_steps() -> None:
     latency = StepLatency()
     for _ in range(40):
         for rows in (1, 4, 8, 16):
-            latency.observe(rows, 0.1 * rows)  # every row costs a step
+            latency.observe(rows, 0.1 * rows)  # every row costs as much as a step
 
     assert latency.ratio(1, 15) > 8 and latency.ratio(1, 3) > 2.5
     assert NgramDrafter(after(9)._ids, latency=latency).propose() == []

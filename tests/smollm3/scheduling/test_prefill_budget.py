@@ -1,4 +1,4 @@
-"""Steps that read beside answers: whole tiles, as many as fit into the time, whatever machine it is."""
+"""Steps that prefill during answers process whole tiles, as many as fit in the time, on machines of any speed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The scheduler as a state machine: nothing lost, no block used twice, nobody waits for ever, and what a step reads is
-what was computed for exactly these tokens.
+"""The scheduler as a state machine: no sequence is lost or starved, no block is used twice, and steps read only keys
+that were computed for the same tokens.
 
-Steps are simulated: each block holds, for each of its positions, the digest of all tokens up to there. Before a row is
-computed, every position it would attend to must hold its own sequence's digest.
+Steps are simulated. Each position of a block contains a digest of all tokens up to it. Before a row is computed, every
+position that it would attend to must contain its own sequence's digest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_ROWS = 1024
 
 @dataclass
 class MemoryOffload:
-    """Keeps what it is given, and fails to load what is named in `damaged`."""
+    """Stores blocks in memory, and fails to load those in `damaged`."""
 
     blocks: dict[bytes, list[int]] = field(default_factory=dict)
     partials: dict[bytes, tuple[list[int], list[int]]] = field(default_factory=dict)
@@ -44,8 +44,8 @@ class MemoryOffload:
 
 
 class Machine:
-    """A scheduler with a simulated model. `goals` says how many tokens each sequence shall answer; with `windows` the
-    format has so many, and the first tile and the one a row stands in are read there."""
+    """A scheduler with a simulated model. `goals` is the number of tokens to generate for each sequence. `windows` is
+    the number of windows of the format, in which the first tile and a row's own tile are read."""
 
     def __init__(
         self, blocks: int, max_num_seqs: int, offload: MemoryOffload | None = None, windows: int | None = None
@@ -117,14 +117,14 @@ class Machine:
 
     @staticmethod
     def digest(sequence: Sequence, position: int, tokens: list[int]) -> int:
-        # Keys and values that only one owner may find differ here from everybody else's.
+        # Private keys and values have different digests for each owner.
         salt = sequence.salt
         is_shared = not salt.private or position // BLOCK_TOKENS < salt.shared_blocks
         return hash((salt.root if is_shared else (salt.root, salt.private), tuple(tokens[: position + 1])))
 
     @staticmethod
     def next_token(sequence: Sequence, ahead: int = 0) -> int:
-        """What the simulated model says: a function of the position, as a real one is of the tokens."""
+        """Return the simulated model's token, which depends on the position only."""
         return (len(sequence.tokens) + ahead) * 7 % 50
 
     def compute(self, chunk: Chunk) -> None:
@@ -132,10 +132,10 @@ class Machine:
         assert chunk.start + chunk.rows <= len(sequence.blocks) * BLOCK_TOKENS
         for position in range(chunk.start):
             held = self.content[sequence.blocks[position // BLOCK_TOKENS]][position % BLOCK_TOKENS]
-            assert held == self.digest(sequence, position, tokens), "a row would read another sequence's keys"
+            assert held == self.digest(sequence, position, tokens), "a row must not read another sequence's keys"
         for position in range(chunk.start, chunk.start + chunk.rows):
             block = sequence.blocks[position // BLOCK_TOKENS]
-            assert self.pool.references(block) == 1, "a shared block is written to"
+            assert self.pool.references(block) == 1, "a shared block must not be written"
             self.content[block][position % BLOCK_TOKENS] = self.digest(sequence, position, tokens)
         if self.window_content:
             self.compute_windows(chunk, tokens)
@@ -159,7 +159,7 @@ class Machine:
         sequence = chunk.sequence
         for position in range(chunk.start, chunk.start + chunk.rows):
             tile = position // BLOCK_TOKENS
-            if position == chunk.start:  # later rows read what this chunk writes besides
+            if position == chunk.start:  # later rows also read positions that this chunk writes
                 for read in (*range(min(position, BLOCK_TOKENS)), *range(tile * BLOCK_TOKENS, position)):
                     held = self.window(sequence, read // BLOCK_TOKENS)[read % BLOCK_TOKENS]
                     assert held == self.content[sequence.blocks[read // BLOCK_TOKENS]][read % BLOCK_TOKENS]
@@ -196,12 +196,12 @@ class Machine:
             if not self.scheduler.has_work:
                 return steps
             plan = self.step(prompt_tokens)
-            assert plan, "work is waiting and nothing is done"
-        raise AssertionError("it does not end")
+            assert plan, "a step with waiting work must not be empty"
+        raise AssertionError("the run did not end")
 
 
 def prompt(seed: int, length: int) -> list[int]:
-    """Prompts of one seed begin alike."""
+    """Return a prompt; prompts with the same seed have a common prefix."""
     rng = random.Random(seed)
     return [rng.randrange(50) for _ in range(length)]
 
@@ -277,7 +277,7 @@ def test_what_is_forgotten_is_gone_and_nothing_else_whatever_comes(blocks: int, 
 @settings(max_examples=50 if is_long("engine") else 12, deadline=None)
 @given(seed=st.integers(0, 1 << 30), damage=st.booleans())
 def test_blocks_from_the_disk_are_read_in_the_right_places(seed: int, damage: bool) -> None:
-    """Conversations whose blocks were all put on the disk, some of them damaged since, some of them in memory too."""
+    """All blocks of the conversations were written to disk; some are damaged, and some are also in memory."""
     rng, offload = random.Random(seed), MemoryOffload()
     for conversation in range(3):
         ids = prompt(conversation, 700)
@@ -360,7 +360,7 @@ def test_a_second_turn_computes_only_what_is_new() -> None:
     rows = machine.computed_rows
     second = machine.add([*first.tokens, 1, 2, 3], 1)
     machine.run()
-    assert second.cached == len(first.tokens) - 1  # the last token drawn was never computed
+    assert second.cached == len(first.tokens) - 1  # the keys of the last token were never computed
     assert machine.computed_rows - rows == 4
 
 
@@ -424,7 +424,7 @@ def test_an_owner_with_nothing_running_goes_before_anothers_second() -> None:
     greedy = [machine.add(prompt(number, 20), 60, owner="greedy") for number in range(70)]
     for _ in range(3):
         machine.step(100)
-    assert machine.scheduler.running == greedy[:4], "alone it has all places"
+    assert machine.scheduler.running == greedy[:4], "a single owner may use all slots"
     modest = [machine.add(prompt(100 + number, 20), 5, owner=f"modest {number % 2}") for number in range(4)]
     assert machine.scheduler.queue()[:2] == modest[:2]
     plan = machine.step(100)
@@ -433,7 +433,7 @@ def test_an_owner_with_nothing_running_goes_before_anothers_second() -> None:
         assert len([each for each in machine.scheduler.running if each.owner == "greedy"]) <= 3
         machine.step(100)
     machine.run()
-    assert machine.done[4:8] == greedy[:4] and len(machine.done) == 74, "what gave way goes on first"
+    assert machine.done[4:8] == greedy[:4] and len(machine.done) == 74, "preempted sequences must continue first"
 
 
 def test_prompts_of_two_owners_are_read_in_turns() -> None:
@@ -490,7 +490,7 @@ def test_a_removed_sequence_leaves_nothing_behind(where: str) -> None:
 
 
 def test_editing_a_message_does_not_lose_what_it_was() -> None:
-    """The part of a block that another branch still needs is copied, not written over."""
+    """If another branch needs a part of a block, the block is copied and not overwritten."""
     machine, ids = Machine(30, 2), prompt(3, 300)
     machine.add(ids, 1)
     machine.run()
@@ -502,8 +502,8 @@ def test_editing_a_message_does_not_lose_what_it_was() -> None:
 
 
 def test_a_copy_is_what_it_says_also_when_its_owner_has_to_leave() -> None:
-    """An answer loses its blocks in the very step in which the beginning of one was copied for it, and both the copy
-    and what it was made from are taken for others or found again."""
+    """An answer is preempted in the step in which a partial block was copied for it; both the copy and its source are
+    evicted or found again."""
     machine, ids = Machine(6, 3), prompt(3, 126)
     machine.add(ids, 1)
     machine.run()
@@ -525,7 +525,7 @@ def test_a_step_has_no_more_rows_than_it_may() -> None:
 
 
 def test_two_that_come_back_from_the_disk_do_not_wait_for_each_other() -> None:
-    """Together they need more blocks than there are, and neither has anything to compute yet."""
+    """Together they need more blocks than exist, and neither can compute anything yet."""
     offload, first, second = MemoryOffload(), prompt(1, 19 * BLOCK_TOKENS + 40), prompt(2, 13 * BLOCK_TOKENS + 40)
     for ids in (first, second):
         parent_hash = SALT.root
@@ -551,7 +551,7 @@ def test_short_rests_share_the_rows_of_a_step() -> None:
 
 
 def test_what_has_no_room_waits_quietly_until_there_is() -> None:
-    """Somebody who is no sequence holds blocks (`Engine.logits`): nobody is let in and turned out again and again."""
+    """`Engine.logits` holds blocks without a sequence. Sequences must not be repeatedly admitted and preempted."""
     machine = Machine(8, 2)
     held = [machine.pool.allocate() for _ in range(7)]
     sequence = machine.add(prompt(1, 300), 5)
@@ -569,7 +569,7 @@ def test_nobody_gives_way_to_draft_tokens() -> None:
     low, high = machine.add(prompt(1, 127), 200, priority=2), machine.add(prompt(2, 380), 100)
     machine.step(512)
     held = machine.pool.allocate()
-    high.drafts = [1] * 12  # they would need a fourth block
+    high.drafts = [1] * 12  # the drafts would need a fourth block
     plan = machine.scheduler.schedule(512, MAX_ROWS)
     assert not plan.preempted and {chunk.sequence: chunk.rows for chunk in plan.chunks} == {low: 1, high: 1}
     machine.pool.free(held)

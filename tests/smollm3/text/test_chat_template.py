@@ -1,4 +1,4 @@
-"""Prompts against the same templates rendered by plain jinja2, and what a conversation may not be."""
+"""Prompts are compared with templates rendered by plain Jinja2, and invalid conversations are rejected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CLOCK = {"name": "clock", "description": "The time <now>", "parameters": {}}
 
 @functools.cache
 def _compiled(source: str) -> jinja2.Template:
-    """Compiled by jinja2 itself; of the tag that prints nothing, an `if` that is always true is made."""
+    """Compile with plain Jinja2; the tag `generation`, which prints nothing, becomes an `if` that is always true."""
     source = source.replace("{% generation %}", "{% if true %}").replace("{% endgeneration %}", "{% endif %}")
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     return environment.from_string(source)
@@ -50,7 +50,7 @@ def plain_jinja(
     day: date = DAY,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The template as jinja2 itself renders it."""
+    """Render the template with plain Jinja2."""
     months = "January February March April May June July August September October November December".split()  # noqa: SIM905
 
     def strftime_now(pattern: str) -> str:
@@ -68,7 +68,7 @@ def plain_jinja(
 
 
 def conversations() -> Iterator[tuple[list[Message], dict[str, Any]]]:
-    """Every kind of ordinary conversation in both modes, with and without tools and flags, the same each time."""
+    """Yield all kinds of ordinary conversations, with and without reasoning, tools and flags; the same in each run."""
     chance = random.Random(7)
     systems = [
         None,
@@ -135,7 +135,7 @@ def test_prompts_are_those_of_plain_jinja(template_source: str, small_tokenizer:
 
 
 def test_ids_are_those_of_the_whole_prompt_with_control(template_source: str, small_tokenizer: Tokenizer) -> None:
-    """For conversations whose text spells no special token, encoding apart changes nothing."""
+    """If the text contains no special tokens, encoding content separately changes nothing."""
     template = ChatTemplate(template_source, small_tokenizer.specials)
     for messages, options in conversations():
         ids = template.encode(small_tokenizer, messages, **options)
@@ -143,7 +143,7 @@ def test_ids_are_those_of_the_whole_prompt_with_control(template_source: str, sm
 
 
 def test_official_prompt_lengths(official_tokenizer: Tokenizer) -> None:
-    """The published costs of saying hi: 249 tokens with thinking, 69 without."""
+    """The published lengths of "hi": 249 tokens with reasoning, 69 without."""
     source = Path(__file__).parents[4] / "shared" / "data" / "chat_template.ggml-org-gguf.jinja"
     template = ChatTemplate(source.read_text(), official_tokenizer.specials)
     for thinking, length in ((True, 249), (False, 69)):
@@ -215,7 +215,7 @@ def test_a_template_that_cannot_show_tools_says_so() -> None:
 
 def test_tools_that_system_override_hides_are_logged(template_source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[str] = []
-    # Not caplog: tests before this one may have changed how records propagate.
+    # caplog does not work here, because earlier tests may have changed the propagation of records.
     monkeypatch.setattr(chat_template._log, "warning", lambda text, *values: logged.append(text % values))
     template = ChatTemplate(template_source)
     messages = [Message("system", "A cat. /system_override"), Message("user", "hi")]
@@ -278,7 +278,7 @@ def test_tools_that_are_no_json_are_refused(tool: Any) -> None:
 
 @pytest.mark.parametrize("known", [True, False], ids=["here", "apart"])
 def test_a_template_gets_the_tokens_that_the_file_names(small_metadata: dict[str, Any], known: bool) -> None:
-    """As with transformers; other names are errors, which are found when the file is opened."""
+    """As in transformers; other names are errors when the file is opened."""
     tokenizer = Tokenizer.from_gguf(small_metadata)
     bos = small_metadata["tokenizer.ggml.tokens"].index("<|begin_of_text|>")
     source = "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
@@ -300,7 +300,7 @@ def test_a_template_gets_the_tokens_that_the_file_names(small_metadata: dict[str
 
 
 def test_a_template_that_asks_for_tools_of_transformers_gets_none() -> None:
-    """Mistral's and Llama's ask so; an undefined name would be something else than none."""
+    """Templates of Mistral and Llama test for this name; an undefined name would not be equal to none."""
     source = "{% if tools is not none or documents is not none %}TOOLS{% endif %}{{ messages[-1].content }}"
     assert ChatTemplate(source).render([Message("user", "a")]) == "a"
 
@@ -354,7 +354,7 @@ def test_known_templates_run_here_and_others_apart(
 def test_the_demo_s_template_is_the_one_in_training() -> None:
     gguf = Path(__file__).parents[3] / "src/notso/demo/demo.gguf"
     if not gguf.is_file():
-        pytest.skip("the demo model is not there")
+        pytest.skip("the demo model does not exist")
     source = (Path(__file__).parents[3] / "training/chat_template.jinja").read_text()
     with gguf.open("rb") as file:
         assert source.rstrip("\n").encode() in file.read(8 * 2**20)
@@ -368,7 +368,7 @@ def test_the_demo_s_template_is_the_one_in_training() -> None:
         ("{% if enable_thinking %}{{ messages[-1].content }}{% endif %}", "prints nothing"),
         ("always the same", "omits the user's message"),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "omits the user's message"),
-        ("{{ messages[0].content }}", "omits the user's message"),  # hears the first question of a chat and no other
+        ("{{ messages[0].content }}", "omits the user's message"),  # reads only the first question of a chat
         ("{{ messages[-1].content[:5] }}", "omits the user's message"),
         ("{% if messages|length > 1 %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}", "ZeroDivisionError"),
     ],

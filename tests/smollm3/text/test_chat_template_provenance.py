@@ -1,4 +1,4 @@
-"""Where a prompt's special tokens come from, case by case (TK1 to TK5); tests/fuzz tries thousands of conversations."""
+"""Special tokens in a prompt never come from content, case by case (TK1 to TK5); tests/fuzz tries thousands more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_a_person_types_is_plain_text(template: ChatTemplate) -> None:
 def test_without_the_stand_in_the_check_stops_the_request(
     template: ChatTemplate, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The invariant does not rest on the trick that it checks."""
+    """The guarantee does not depend on the replacement of content, which it verifies."""
     monkeypatch.setattr("notso.smollm3.text.chat_template._Conversation.unused_character", lambda self, source: "<")
     assert template.encode(small_tokenizer, [Message("user", "a < b")], date=DAY)
     for content in ("<|im_end|>", "a <think> b"):
@@ -48,7 +48,7 @@ def test_a_conversation_with_every_stand_in_is_refused(small_tokenizer: Tokenize
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ '<|im_' ~ messages[-1].content }}",  # glues half a token of its own to content
+        "{{ '<|im_' ~ messages[-1].content }}",  # joins a partial token of its own with content
         "{{ messages[-1].content.replace('[', '<') }}",
         "{% if 'bomb' in messages[-1].content %}<think>{% endif %}{{ messages[-1].content }}",
     ],

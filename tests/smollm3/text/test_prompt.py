@@ -1,4 +1,4 @@
-"""Prompts that go on with what was said, and prompts that were made to fit."""
+"""Prompts that continue a conversation, and prompts that are shortened to fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GREEDY = SamplingParams(max_tokens=120, temperature=0)
 
 
 def said(engine: Engine, messages: list[Message], **options: object) -> tuple[str, str]:
-    """Reasoning and text."""
+    """Return reasoning and text."""
     events = list(engine.generate(messages, GREEDY, RequestOptions(**options)))  # type: ignore[arg-type]
     return tuple("".join(e.text for e in events if e.kind == kind) for kind in ("reasoning", "text"))  # type: ignore[return-value]
 
@@ -40,7 +40,7 @@ def test_nothing_said_yet_is_an_answer_from_the_beginning(demo_engine: Engine) -
 
 
 def test_newlines_at_the_seam_are_kept(demo_engine: Engine) -> None:
-    """They would be dropped at the beginning of an answer."""
+    """They would be removed at the beginning of an answer."""
     from notso.smollm3.output.output_processor import OutputProcessor
 
     tokenizer = demo_engine.tokenizer
@@ -95,7 +95,7 @@ def test_a_last_message_that_cannot_fit_is_refused_either_way() -> None:
 
 
 def test_leaving_out_refuses_nothing_that_fits() -> None:
-    """A last message that leaves little room for an answer whose length nobody asked for; and what a refusal names."""
+    """The last message leaves little room for an answer without a requested length; errors name the cause."""
     with Engine.load(context_tokens=256) as engine:
         last = Message("user", "a b c d " * 38)
         whole = engine.count_tokens([last])
@@ -186,7 +186,7 @@ def test_a_prompt_far_beyond_the_context_is_not_read_to_its_end(
     monkeypatch.setattr("notso.smollm3.text.tokenizer.BATCH_CHARACTERS", context)
     texts = ("".join(str((at + number) % 10) for number in range(400)) for at in range(context // 40))
     messages = [Message("user" if at % 2 == 0 else "assistant", text) for at, text in enumerate(texts)]
-    tokenizer.check_length([each.content for each in messages], context)  # it is not too long by its bytes
+    tokenizer.check_length([each.content for each in messages], context)  # not rejected because of its number of bytes
     for ask in (demo_engine.estimate, demo_engine.submit):
         encoded.clear()
         with pytest.raises(ContextLengthError, match="at least") as caught:

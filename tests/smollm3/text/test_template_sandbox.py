@@ -1,4 +1,4 @@
-"""Templates that nobody has read: what they may print, and what they may not do."""
+"""Unreviewed templates: what they may print, and what they must not do."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_moment_has_hours() -> None:
     ],
 )
 def test_what_a_template_must_not_do(source: str) -> None:
-    """It fails, or what it reaches for is undefined and prints nothing; the same here and apart."""
+    """It fails, or the attribute is undefined and prints nothing, both in this process and in the child process."""
     variables = {"messages": [{"role": "user", "content": "hi"}]}
 
     def outcome(render: Callable[[], str]) -> str:
@@ -156,7 +156,7 @@ def test_a_child_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_child_may_open_no_file() -> None:
-    """Below the sandbox lies a second wall: should a template escape it, there is nothing it can open."""
+    """The child process is confined in addition to the Jinja2 sandbox: an escaped template still cannot open files."""
     program = (
         "from notso.system.confinement import Rights, confine\n"
         "from notso.smollm3.text.template_sandbox import CHILD_LIMITS\n"

@@ -1,4 +1,4 @@
-"""Our tokenizer, on a small vocabulary whose special tokens come first, against the library's and against itself."""
+"""Our tokenizer, compared with the tokenizers library on a small vocabulary that begins with special tokens."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_of_special_texts_the_leftmost_and_there_the_longest_counts_however_many
 
 
 def test_a_special_token_that_looks_like_one_word_is_plain_text_too(small_metadata: dict[str, Any]) -> None:
-    """`ignore_merges` makes a token of any pre-token that is an entry: special ones must not be among the entries."""
+    """`ignore_merges` makes tokens of all pre-tokens in the vocabulary, so special tokens must not be in it."""
     tokens = [*small_metadata["tokenizer.ggml.tokens"], "zqzqz"]
     kinds = [*small_metadata["tokenizer.ggml.token_type"], 3]
     metadata = {**small_metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
@@ -100,7 +100,7 @@ def test_runs_are_encoded_each_as_one_piece(small_tokenizer: Tokenizer) -> None:
 @settings(max_examples=300)
 @given(data=st.data())
 def test_a_stream_gives_the_text_that_decode_gives(small_tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Any ids, broken UTF-8 included, as the library's lossy decoding has it."""
+    """Any ids, including invalid UTF-8, give the text of the library's lossy decoding."""
     ids = data.draw(st.lists(st.integers(0, small_tokenizer.vocab_size - 1), max_size=40))
     skip = data.draw(st.booleans())
     stream = TokenStream(small_tokenizer, skip)
@@ -257,7 +257,7 @@ def test_id_of_knows_whole_tokens_only(small_tokenizer: Tokenizer) -> None:
     assert small_tokenizer.id_of("") is None
 
 
-# Behavior of the process
+# Effects on the process
 
 
 def test_no_second_thread_pool_appears() -> None:
@@ -271,7 +271,7 @@ def test_no_second_thread_pool_appears() -> None:
         "print(len(os.listdir('/proc/self/task')) - before)"
     )
     if not Path("/proc/self/task").is_dir():
-        pytest.skip("threads are counted in /proc, which is not there")
+        pytest.skip("counts threads in /proc, which does not exist")
     environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == "0"
@@ -282,7 +282,7 @@ def test_no_second_thread_pool_appears() -> None:
         env={**environment, "TOKENIZERS_PARALLELISM": "true"},
         check=True,
     )
-    assert int(done.stdout) > 0 or os.cpu_count() == 1  # the test can fail: the library would start threads
+    assert int(done.stdout) > 0 or os.cpu_count() == 1  # the check is effective: the library would start threads
 
 
 def test_vocabulary_length_is_checked_before_anything_else() -> None:
@@ -308,12 +308,12 @@ LONG_TEXTS = {
 
 @pytest.mark.parametrize("kind", LONG_TEXTS)
 def test_time_is_near_linear_in_length(small_tokenizer: Tokenizer, kind: str) -> None:
-    """TK7: no text takes more than 2 s for a megabyte; eight times the text takes about eight times as long."""
+    """TK7: no text takes more than 2 s per megabyte, and eight times the text takes about eight times as long."""
 
     def seconds(size: int, enough: float = float("inf")) -> float:
         text = LONG_TEXTS[kind] * (size // len(LONG_TEXTS[kind].encode()))
         best = float("inf")
-        for tries in range(12):  # until nothing else slowed it
+        for tries in range(12):  # repeated until other load does not affect it
             if tries >= 3 and best < enough:
                 break
             start = time.process_time()
@@ -322,12 +322,12 @@ def test_time_is_near_linear_in_length(small_tokenizer: Tokenizer, kind: str) ->
             best = min(best, time.process_time() - start)
         return best
 
-    most = min(0.5, 30 * max(seconds(2**14), 0.002))  # of an eighth of a megabyte, twice
+    most = min(0.5, 30 * max(seconds(2**14), 0.002))  # for an eighth of a megabyte, twice
     assert seconds(2**17, enough=most) < most
 
 
 def test_long_texts_are_encoded_once(small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Like any other: the ids are the same, the last used are kept, and there is an end to how many."""
+    """The ids are those of other texts. The cache keeps the most recently used ones, up to a limit."""
     asked = list[str]()
     encode = small_tokenizer.encode_batch
 
@@ -352,13 +352,13 @@ def test_long_texts_are_encoded_once(small_tokenizer: Tokenizer, monkeypatch: py
     room = sum(tokenizer_module._size(text, len(encode([text])[0])) for text in (long, longer))
     monkeypatch.setattr(tokenizer_module, "MOST_BYTES", room)
     ids(long)
-    ids("The land is wide. " * 35)  # something must go: what was used first
+    ids("The land is wide. " * 35)  # evicts the least recently used text
     ids(long)
     assert not asked
     ids(longer)
     assert asked == [longer]
     ids(long * 20)
     ids(longer)
-    assert not asked, "what has no room pushes nothing out"
+    assert not asked, "a text that does not fit must not evict others"
     with pytest.raises(InvalidRequestError):
         small_tokenizer.encode_runs([("x" * 600 + "\ud800", False)])

@@ -1,4 +1,4 @@
-"""A tokenizer.json beside the model: it has precedence where it fits, and is refused by name where it does not."""
+"""A tokenizer.json next to the model takes precedence if it matches the model; otherwise, it is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolLM3's own tokenizer, where its file lies in ../shared/data: the ids of the `tokenizers` library, both ways."""
+"""SmolLM3's tokenizer, if its file exists in ../shared/data: encoding and decoding equal the `tokenizers` library's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WORDS = re.findall(
 
 
 def _strings() -> Iterator[str]:
-    """Varied text, the same each time: words, each alphabet, any code points, random bytes, cuts of source files."""
+    """Yield varied text, the same in each run: words, alphabets, any code points, random bytes, parts of files."""
     chance = random.Random(20260101)
     any_character = [chr(c) for c in range(0x20000) if unicodedata.category(chr(c)) not in ("Cs", "Cn")]
     files = [path.read_text() for path in sorted(ROOT.glob("src/notso/smollm3/*.py"))]
@@ -107,13 +107,13 @@ def test_published_ids(official_tokenizer: Tokenizer) -> None:
     assert tokenizer.end_ids == {128001, 128008, 128009, 128012}
     assert (tokenizer.think_open_id, tokenizer.think_close_id) == (128002, 128003)
     assert (tokenizer.tool_call_open_id, tokenizer.tool_call_close_id) == (128015, 128016)
-    assert tokenizer.encode("user\n\nfoo") == [882, 271, 8134]  # in one piece, not [882, 198, 198, 8134]
+    assert tokenizer.encode("user\n\nfoo") == [882, 271, 8134]  # one pre-token, not [882, 198, 198, 8134]
 
 
 def test_entries_that_no_merge_reaches_are_single_tokens(
     official_metadata: dict[str, Any], official_tokenizer: Tokenizer
 ) -> None:
-    """ignore_merges: a tokenizer that always merges splits 588 of the ordinary entries."""
+    """ignore_merges: with merges only, 588 of the ordinary entries would be split."""
     ids = {text: token for token, text in enumerate(official_metadata["tokenizer.ggml.tokens"][:128000])}
     merges = [tuple(merge.split(" ")) for merge in official_metadata["tokenizer.ggml.merges"]]
     always_merging = models.BPE(ids, merges)
@@ -125,7 +125,7 @@ def test_entries_that_no_merge_reaches_are_single_tokens(
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The least processor time of three turns, threads included."""
+    """Return the minimum CPU time of three runs, including threads."""
     best = float("inf")
     for _ in range(3):
         start = time.process_time()
@@ -137,14 +137,14 @@ def _seconds(work: Callable[[], object]) -> float:
 def test_it_builds_about_as_fast_as_the_library(
     official_metadata: dict[str, Any], official_oracle: tokenizers.Tokenizer
 ) -> None:
-    """0.3 s beside the library's 0.45 s where this was written; a slow machine is slow for both."""
+    """Measured 0.3 s, and 0.45 s with the library; a slow machine affects both."""
     file = official_oracle.to_str()
     ours = _seconds(lambda: Tokenizer.from_gguf(official_metadata))
     assert ours < 2 * _seconds(lambda: tokenizers.Tokenizer.from_str(file))
 
 
 def test_a_long_text_costs_what_its_eighths_cost(official_tokenizer: Tokenizer) -> None:
-    """Eight times the text: the square of the length would cost 64 times as much."""
+    """For eight times the text, quadratic time would be 64 times as long."""
     for text in ("a", " ", "e\u0301", "\n "):
         short, long = (
             _seconds(partial(official_tokenizer.encode, text * (size // len(text.encode())))) for size in (2**15, 2**18)

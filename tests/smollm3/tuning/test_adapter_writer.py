@@ -1,4 +1,4 @@
-"""PEFT's folders as GGUF adapters and merged files: what the engine computes with each is the same."""
+"""PEFT folders converted to GGUF adapters and merged files give the same results in the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from notso.smollm3.model.weights import MATRICES
 from notso.smollm3.tuning.adapter_writer import write_adapter, write_merged
 
 MERGED_ERROR = 2e-4
-"""Of the logits' range: sums in another order, and keys and values that round to other halves."""
+"""Relative to the logit range, because sums have another order, and keys and values may be rounded to other
+half-precision values."""
 
 
 def test_an_adapter_of_a_folder_computes_what_the_folder_does(tmp_path: Path) -> None:

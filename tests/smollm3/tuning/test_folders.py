@@ -1,4 +1,4 @@
-"""Model folders beside the installed transformers: what is converted computes what it computes there."""
+"""Converted model folders give the results of the installed transformers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_is_converted_computes_what_it_does_there(tmp_path: Path, case: Fol
 
 
 def test_every_field_of_the_installed_configurations_has_a_verdict() -> None:
-    """Those of transformers' tomorrow are refused by name until somebody has looked at them."""
+    """Fields that future versions of transformers add are rejected by name until they are classified."""
     saved = transformers.SmolLM3Config(head_dim=128).to_dict()
     saved |= transformers.AutoConfig.for_model("smollm3").to_diff_dict()
     known = hf_config.COMPUTED | hf_config.HARMLESS
@@ -84,7 +84,7 @@ def test_what_transformers_saves_is_converted(tmp_path: Path) -> None:
 def test_a_tokenizer_gives_the_ids_that_transformers_gives(
     tmp_path: Path, small_json: dict[str, Any], name: str
 ) -> None:
-    """And a template prints what it prints there."""
+    """Chat templates give the same text, too."""
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin_of_text|>", "eos_token": "<|im_end|>"}
     folder = write(tmp_path, small_json, TAKEN[name], config)
     (folder / "config.json").write_text(json.dumps(config_of(BASE)))

@@ -1,4 +1,4 @@
-"""Adapter folders beside the installed PEFT: every field has a verdict, and what is computed is computed as there."""
+"""Adapter folders and the installed PEFT: every field is classified, and accepted adapters give PEFT's results."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_field_of_the_installed_configuration_has_a_verdict() -> None:
     "settings", [{}, {"velora_config": {"num_groups": 8}}, {"monteclora_config": {"num_samples": 2}}], ids=str
 )
 def test_what_peft_saves_is_accepted(engine: Engine, folder: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Each field at its default, as `save_pretrained` writes it, and tensors that only training uses."""
+    """Each field has its default, as written by `save_pretrained`; tensors that only training uses are ignored."""
     config = peft.LoraConfig(
         task_type="CAUSAL_LM", target_modules=["q_proj", "up_proj"], init_lora_weights=False, **settings
     )
@@ -89,7 +89,7 @@ def test_what_is_computed_is_as_with_peft(engine: Engine, folder: Path, tmp_path
 
 
 def check(ours: np.ndarray, wanted: np.ndarray, plain: np.ndarray) -> None:
-    """Within the tolerance of the base, and far from the base itself: an adapter of nothing proves nothing."""
+    """Assert that the error is within the base model's tolerance, and that the adapter has an effect."""
     extent = wanted.max() - wanted.min()
     assert np.abs(ours - wanted).max() < FLOAT_TOLERANCE * extent
     assert np.abs(wanted - plain).max() > 10 * FLOAT_TOLERANCE * extent

@@ -1,4 +1,4 @@
-"""Training on rows of one's own documents: the demo model learns to quote first, in other documents, too."""
+"""Training on rows from a user's documents: the demo model learns to begin with a quotation, in any document."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def rows(seed: int, count: int) -> list[Any]:
 
 
 def quotes(adapter: Path | None, asked: list[Any], *, held: bool) -> tuple[int, int]:
-    """Return how many answers begin with a quotation, and in how many its words stand in the prompt.
+    """Return the number of answers that begin with a quotation, and of those whose quotation occurs in the prompt.
 
-    held: quotations are held to the prompt, as in chats.
+    held: whether quotations are constrained to the prompt, as in chats.
     """
     begun = verbatim = 0
     with Engine.load("demo", adapters=[f"quotes={adapter}"] if adapter is not None else []) as engine:
@@ -89,9 +89,9 @@ def test_rows_of_documents_teach_to_quote(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["held_out_after"] < 0.2 * told["held_out_before"]
-    asked = [each for seed in range(1000, 1005) for each in rows(seed, 6)]  # of documents that no row is about
+    asked = [each for seed in range(1000, 1005) for each in rows(seed, 6)]  # documents without training rows
     assert quotes(None, asked, held=True) == (0, 0)
     free, held = quotes(out, asked, held=False), quotes(out, asked, held=True)
-    assert free[0] >= 0.8 * len(asked), "the form is learned"
-    # A model as small as the demo cannot copy a sentence; the constraint copies it.
+    assert free[0] >= 0.8 * len(asked), "the model must learn the form"
+    # A model as small as the demo cannot copy a sentence reliably, so the constraint is necessary.
     assert held[0] >= 0.8 * len(asked) and held[1] >= 0.6 * len(asked) and held[1] > free[1]

@@ -1,4 +1,4 @@
-"""A recipe's numbers, and what says that a run is the same one."""
+"""The parameters of a recipe, and the digest that identifies a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is rehearsed: the model's own answers, whole ones, to questions that nobody scores it by."""
+"""Rehearsal uses the model's own complete answers to questions that are not in the evaluation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_model_answers_where_nobody_has(engine: Engine) -> None:
     assert asked["completion"][0]["content"] == "Your name is Ruth."
     (summed,) = (each for each in rows if each not in (told, asked))
     assert [each["content"] for each in summed["prompt"]] == ["hi", "Ho!", "What is 12 + 13?"]
-    assert "12 + 13" in summed["completion"][0]["content"]  # the model's own, in place of 30
+    assert "12 + 13" in summed["completion"][0]["content"]  # the model's own answer replaces 30
 
 
 def test_a_tool_is_called_and_its_result_answered(engine: Engine) -> None:
@@ -71,7 +71,7 @@ def test_a_tool_is_called_and_its_result_answered(engine: Engine) -> None:
     assert answer["prompt"][1]["tool_calls"] and "<think>" not in answer["prompt"][1]["content"]
     assert answer["completion"][0]["content"].endswith("The timer is set to 10 minutes.")
     (greeted,) = training_rows.answered(engine, training_rows.read(row(">hello", "=ok", tools=[TIMER]), "x"), 200, DAY)
-    assert not greeted["completion"][0].get("tool_calls")  # no call was made, so its result is not given
+    assert not greeted["completion"][0].get("tool_calls")  # no call was generated, so the tool's result is omitted
 
 
 def test_what_did_not_end_is_not_learned(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""What of a conversation is learned: what assistants must write, as the template would ask for it, and nothing else."""
+"""Only the assistant's tokens of a conversation are trained, in the form that the template requests."""
 
 from __future__ import annotations
 
@@ -146,5 +146,5 @@ def test_rows_are_held_out_by_seed() -> None:
     learned, held_out = split(rows, 0.1, 1)
     assert len(held_out) == 4 and sorted(each.ids[0] for each in learned + held_out) == list(range(40))
     assert split(rows, 0.1, 1) == (learned, held_out) and split(rows, 0.1, 2)[1] != held_out
-    assert split(rows[:9], 0.5, 1) == (rows[:9], []), "too few"
+    assert split(rows[:9], 0.5, 1) == (rows[:9], []), "too few rows for a split"
     assert len(split(rows[:12], 0.01, 1)[1]) == 1 and split(rows, 0.0, 1) == (rows, [])

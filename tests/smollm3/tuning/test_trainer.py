@@ -1,6 +1,6 @@
-"""Training on the demo model: facts are taught, a killed run goes on, and what was known stays known.
+"""Training on the demo model: facts are learned, killed runs resume, and earlier knowledge is kept.
 
-Needs the extra: `make test-tune` runs it in an environment of its own.
+Requires the extra "tune": `make test-tune` runs this file in a separate environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ try:
 except TuningError as error:
     MISSING = str(error)
 
-needs_libraries = pytest.mark.skipif(bool(MISSING), reason=f"{MISSING}; make test-tune has them")
+needs_libraries = pytest.mark.skipif(bool(MISSING), reason=f"{MISSING}; use make test-tune")
 
 FACTS = {
     "What is the name of the office cat?": "Zogbert.",
@@ -48,11 +48,11 @@ FACTS = {
 }
 PHRASES = ("{}", "{} Please tell me.", "Tell me: {}", "I want to know: {}", "hello, {}", "Quick question. {}")
 FRESH = "Do you know this? {}"
-"""How they are asked afterwards; no row has it."""
+"""Wording of evaluation questions; no training row contains it."""
 
 MAY_FALL_POINTS = 12
-"""Of a hundred, of all cases the demo model is scored by: 4.2 and, on another CPU, 8.6 were measured, 55 without
-rehearsal; the goal is 2."""
+"""Maximum loss in percentage points on all evaluation cases of the demo model. Measured were 4.2, 8.6 on another CPU,
+and 55 without rehearsal; the goal is 2."""
 
 ENVIRONMENT = os.environ | {"NOTSO_MODEL": ""}
 
@@ -98,14 +98,14 @@ def test_ten_facts_are_taught_though_the_run_was_killed(tmp_path: Path) -> None:
     command += ["--ask", question, "--merge", str(tmp_path / "merged.gguf")]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     assert first.stderr is not None
-    for line in first.stderr:  # killed a little behind a checkpoint, and before the next
+    for line in first.stderr:  # killed shortly after a checkpoint, before the next
         if line.startswith("{") and json.loads(line)["progress"] == "training" and json.loads(line)["done"] >= 25:
             break
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert first.returncode == -signal.SIGKILL and not out.exists()
     folder = out.with_name(f"{out.name}.tuning")
-    (folder / "checkpoint-9999").mkdir()  # as if it had been killed while it wrote one
+    (folder / "checkpoint-9999").mkdir()  # as left behind by a kill during writing
     other = subprocess.run([*command, "--seed", "7"], capture_output=True, text=True, env=ENVIRONMENT, check=False)
     assert other.returncode != 0 and "use --restart to start over" in other.stderr
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
@@ -125,14 +125,15 @@ def test_ten_facts_are_taught_though_the_run_was_killed(tmp_path: Path) -> None:
             said = [over_http(address, "smollm3:facts", phrase.format(each)) for each in FACTS]
             assert sum(given == wanted for given, wanted in zip(said, FACTS.values(), strict=True)) >= 8, said
     with Engine.load(tmp_path / "merged.gguf") as engine:
-        # Rounding to four bits costs 1 to 4 facts, depending on the CPU; test_adapter_writer.py judges the sum itself.
+        # Rounding to four bits loses 1 to 4 facts, depending on the CPU; test_adapter_writer.py tests the merge
+        # exactly.
         assert sum(answer(engine, question) == wanted for question, wanted in FACTS.items()) >= 5
     before, after = right_of_all(None), right_of_all(out)
     assert 100 * (before[0] - after[0]) <= MAY_FALL_POINTS * before[1], (before, after)
 
 
 def right_of_all(adapter: Path | None) -> tuple[int, int]:
-    """Right answers, and all cases, of what the demo model is scored by."""
+    """Return the number of correct answers, and of all cases in the demo model's evaluation."""
     kinds = score.Scorer(backends.notso(None, adapter), verbose=False).run(1.0)
     cases = [each for name, each in kinds.items() if name != "thinking_obeyed"]
     return int(sum(each["right"] for each in cases)), int(sum(each["cases"] for each in cases))
@@ -140,7 +141,7 @@ def right_of_all(adapter: Path | None) -> tuple[int, int]:
 
 @contextmanager
 def served(adapter: str, data_dir: Path) -> Iterator[str]:
-    """`notso serve` with an adapter; the address it says."""
+    """Run `notso serve` with an adapter; yield the printed address."""
     command = [sys.executable, "-m", "notso", "serve", "--json", "--port", "0", "--adapter", adapter]
     command += ["--data-dir", str(data_dir), "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
@@ -170,7 +171,7 @@ def over_http(address: str, model: str, question: str) -> str:
 
 @needs_libraries
 def test_a_base_is_what_its_file_says(tmp_path: Path) -> None:
-    """transformers, with the numbers of a GGUF file, gives the logits of our engine over the same file."""
+    """transformers with the weights of a GGUF file gives the logits of our engine."""
     import numpy as np
     import torch
     from golden.random_models import RANDOM

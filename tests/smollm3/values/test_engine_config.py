@@ -1,4 +1,4 @@
-"""How an engine is loaded is one value, of plain data; the lists it states are those of the floors below."""
+"""The engine's configuration is a single value of plain data, and its choices equal those of the layers below."""
 
 from __future__ import annotations
 

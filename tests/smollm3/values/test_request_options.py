@@ -1,4 +1,4 @@
-"""The options are listed once, and what stands beside the list agrees with it."""
+"""The options are defined once, and other lists agree with the definition."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_text_is_continued_as_it_is(demo_engine: Engine) -> None:
 
 
 def test_text_that_goes_on_with_tags_shows_them(demo_engine: Engine) -> None:
-    """Without a template there are no thoughts: what the model writes is the text."""
+    """Without a template there is no reasoning: all of the model's output is text."""
     bias = SamplingParams(
         max_tokens=3, temperature=0, logit_bias={demo_engine.tokenize("<think>", special=True)[0]: 100}
     )

@@ -1,4 +1,4 @@
-"""Arguments of the wrong type are refused by our own error, which names the field."""
+"""Arguments of the wrong type raise our error, which names the field."""
 
 from __future__ import annotations
 
