@@ -44,8 +44,7 @@ WHOLE = ("hostile", "safety")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the first test of each file by default and the rest only if the page or its server has changed, because a
-    test in a
-    browser takes two CPU seconds."""
+    test in a browser takes two CPU seconds."""
     here, seen = Path(__file__).parent, set[Path]()
     for item in items:
         if here in item.path.parents:
@@ -185,7 +184,8 @@ def open_page(browser: Browser, picture: Pictures, request: pytest.FixtureReques
     """Return a function that opens a tab. `like=page` shares that page's context; keyword arguments configure a new
     one.
 
-    At the end, fail on console errors that do not match `expected` and on requests to other origins."""
+    At the end, fail on console errors that do not match `expected` and on requests to other origins.
+    """
     pages: list[Page] = []
     contexts: list[BrowserContext] = []
     complaints: list[str] = []

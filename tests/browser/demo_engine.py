@@ -3,7 +3,8 @@
 Model, scheduler, cache, tokenizer and streams are the real ones. A test controls only when the next step runs
 (`pace_s`,
 `hold`) and, if the words matter, which token is sampled (`dictate`). The step is computed all the same, as in
-tests/smollm3/engine/test_engine.py."""
+tests/smollm3/engine/test_engine.py.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ THOUGHT_END = "\n"  # the text that the model itself writes after its reasoning
 class DemoEngine:
     """Loads engines whose steps tests can hold. `prompts`: the prompt of each answer, as the model reads it.
 
-    pace_s: pause before each step. suggestions: the text of generated follow-up questions."""
+    pace_s: pause before each step. suggestions: the text of generated follow-up questions.
+    """
 
     def __init__(self) -> None:
         self.pace_s = 0.0

@@ -2,7 +2,8 @@
 
     python tests/browser/take_screenshots.py [FOLDER]      # default: docs/images
 
-Nothing is staged: the answers are those of the demo model."""
+Nothing is staged: the answers are those of the demo model.
+"""
 
 from __future__ import annotations
 

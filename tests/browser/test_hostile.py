@@ -3,7 +3,8 @@ intact.
 
 The engine says a part of them, both byte by byte and as tokenized text. All of them reach the page in a stream with one
 update per byte, built by the server's renderer and log. (The full path for every byte would take hours at ten updates a
-second.) tests/web/rendering/test_hostile_stream.py covers the stream without a browser."""
+second.) tests/web/rendering/test_hostile_stream.py covers the stream without a browser.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The operations send, stop, edit, regenerate, switch versions, rename, pin, archive, delete, restore, move to a project,
 search, import, attach, queue, reload and go back. After each, the database must hold exactly the chats and messages of
-the model, and both tabs must show them with their drafts, files and queues."""
+the model, and both tabs must show them with their drafts, files and queues.
+"""
 
 from __future__ import annotations
 

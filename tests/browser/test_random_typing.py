@@ -2,7 +2,8 @@
 
 A random user types into the input, settings and edit forms, attaches files, switches chats, goes back and reloads,
 while the server is killed now and then. Four dictionaries record what each place must contain. `OPERATIONS=5000` runs
-longer."""
+longer.
+"""
 
 from __future__ import annotations
 

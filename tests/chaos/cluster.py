@@ -1,7 +1,8 @@
 """Replicas over one PostgreSQL and one Valkey behind HAProxy, configured by deploy/haproxy.cfg: start, kill, replace.
 
 Replicas are forked from a process that has imported everything, so a killed one is back at once. This imitates
-separate machines although all replicas share one."""
+separate machines although all replicas share one.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Simulated users of a cluster: each chat has one asker, and several readers stream each answer as a page does.
 
-A reader whose connection breaks reconnects at once with its last event id, to any replica that the proxy chooses."""
+A reader whose connection breaks reconnects at once with its last event id, to any replica that the proxy chooses.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ class Crowd:
     """Simulated users and what they observed.
 
     `asked`: text of each acknowledged question -> chat. `resumed`: seconds from the end of a connection to the first
-    event
-    of the next."""
+    event of the next.
+    """
 
     port: int
     asked: dict[str, str] = field(default_factory=dict)

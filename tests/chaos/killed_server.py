@@ -1,7 +1,8 @@
 """A server with the demo model that kills itself in the middle of an answer.
 
 The processes are forked by multiprocessing's fork server, which has imported the program already, because most of the
-startup time is imports."""
+startup time is imports.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def head(victim: Victim, path: str, length: int) -> bytes:
 def answers(victim: Victim, path: str, body: bytes, many: int) -> list[int]:
     """Send `many` requests at once, each on its own connection; return the statuses, or 0 for a lost connection.
 
-    Use plain sockets: a client library would slow the witness, which runs in this process."""
+    Use plain sockets: a client library would slow the witness, which runs in this process.
+    """
 
     def post(_: int) -> int:
         with victim.connect() as client:
@@ -80,8 +81,7 @@ def honest_failures(victim: Victim) -> int:
 
 def imported(victim: Victim) -> bool:
     """Return whether an ordinary import succeeds when it is retried as told. On a slow machine the server may cut it
-    off
-    to free memory, possibly without a response."""
+    off to free memory, possibly without a response."""
     for _ in range(TRIES):
         retry_seconds = 5.0
         with contextlib.suppress(httpx.TransportError):

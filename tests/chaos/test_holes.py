@@ -1,7 +1,8 @@
 """Attacks with one key while another user works: each of these once stopped the server or starved other users.
 
 At full length each attack has its own server and lasts `SECONDS`; SIGTERM arrives in the middle. In the short form all
-attacks share one server and run one after the other."""
+attacks share one server and run one after the other.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def script(messages, thinking):
 class Rival:
     """An attacker that sends requests with a key, each on its own connection.
 
-    It uses plain connections: a client library would slow the witness, which runs in this process."""
+    It uses plain connections: a client library would slow the witness, which runs in this process.
+    """
 
     def __init__(self, server: Victim, headers: Mapping[str, str]) -> None:
         self.server = server
@@ -257,7 +259,8 @@ def attacked(rival: Rival, attack: Callable[[Rival], None]) -> tuple[dict[str, f
     """Run the attack beside a witness; return the figures, a description, and the number of failures.
 
     Failures are lost requests and server errors. A question that is never answered raises at once. At full length the
-    figures contain the seconds from SIGTERM to the exit."""
+    figures contain the seconds from SIGTERM to the exit.
+    """
     server, over, rounds = rival.server, threading.Event(), 0
     rival.statuses.clear()
 

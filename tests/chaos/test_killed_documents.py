@@ -1,7 +1,8 @@
 """kill -9 while documents are uploaded, parsed, read by the demo model, asked about and deleted.
 
 No document is half stored, and nothing acknowledged is lost: no file, text, question, answer or deletion. Documents and
-answers that a kill interrupts are completed after the restart."""
+answers that a kill interrupts are completed after the restart.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """kill -9 at random points under load: all acknowledged data is stored exactly once, and a resent form adds no turn.
 
-Each client is a user, or a program that stores its responses; it records what the server has acknowledged."""
+Each client is a user, or a program that stores its responses; it records what the server has acknowledged.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Each file is a small valid one with one to three meaningful changes: keys missing, of the wrong type or out of range;
 duplicate, empty, huge or hostile tokens; changed merges, ids, token types and templates; tensors that do not fit.
-`CHAOS=long` tries thousands."""
+`CHAOS=long` tries thousands.
+"""
 
 from __future__ import annotations
 

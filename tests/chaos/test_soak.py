@@ -43,7 +43,8 @@ class Samples(threading.Thread):
 def slope_mb_per_hour(rows: list[tuple[float, float, int]]) -> tuple[float, float]:
     """Fit a line through the median memory of blocks after the warm-up; return its slope and half the 95 % interval.
 
-    A block is minutes long, so the memory of a single request does not count as growth."""
+    A block is minutes long, so the memory of a single request does not count as growth.
+    """
     rows = rows[int(WARM_SHARE * len(rows)) :]
     size = len(rows) // BLOCKS
     blocks = [rows[n * size : (n + 1) * size] for n in range(BLOCKS)]
@@ -65,10 +66,8 @@ def _more_than(settled: tuple[int, int], server: Victim) -> tuple[int, int]:
 
 def test_sixteen_chats_leave_nothing_behind(victim: Callable[..., Victim], ledger: Ledger) -> None:
     """Bounded buffers are full before the first sample: 160 recorded steps of 20 KB, the engine's blocks, SQLite's
-    pages,
-    64 finished turns, and what malloc keeps for each thread between two trims. Before the server trimmed, the last
-    alone
-    added 1.3 MB an hour."""
+    pages, 64 finished turns, and what malloc keeps for each thread between two trims. Before the server trimmed, the
+    last alone added 1.3 MB an hour."""
     server = victim(DEMO)
     if LONG:
         Crowd(server, seed=0).run(seconds=FILL_SECONDS)

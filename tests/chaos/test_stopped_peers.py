@@ -1,6 +1,5 @@
 """Peers that hang instead of failing: each is stopped by SIGSTOP. Pages respond, possibly with 503, and SIGTERM still
-ends
-the server."""
+ends the server."""
 
 from __future__ import annotations
 

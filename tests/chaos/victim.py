@@ -84,8 +84,8 @@ class Victim:
 
     `more` is source text that runs before the start and may replace `script`, `load` and `settings`. `settings` are web
     settings, and `pace_seconds` of the scripted engine. `environment` extends the environment. The client sends
-    `headers`,
-    for example with a key. The log is a file, as in production, because its growth is measured too."""
+    `headers`, for example with a key. The log is a file, as in production, because its growth is measured too.
+    """
 
     def __init__(
         self,
@@ -144,7 +144,8 @@ class Victim:
     def descriptors(self) -> int:
         """Count open descriptors; count those of the database as if all its readers were open.
 
-        Readers are opened when reads first overlap, which depends on load."""
+        Readers are opened when reads first overlap, which depends on load.
+        """
         names = self.descriptor_names()
         of_database = sum(count for name, count in names.items() if "/notso.db" in name)
         return names.total() - of_database + max(of_database, 3 * (READ_THREADS + 1))
@@ -192,7 +193,8 @@ class Visits:
 class Witness:
     """Requests `/livez` and a page of its own chat repeatedly, and measures the server's memory.
 
-    Usage: `with Witness(victim) as witness:` around the attack; the figures are available afterwards."""
+    Usage: `with Witness(victim) as witness:` around the attack; the figures are available afterwards.
+    """
 
     def __init__(self, victim: Victim, pause_seconds: float = 0.05) -> None:
         self._victim = victim

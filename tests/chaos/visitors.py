@@ -2,7 +2,8 @@
 
 Run as a separate program, so that its cost does not slow the witness: `python visitors.py ADDRESS HEAVY LOOK_SECONDS`.
 HEAVY users ask again at once, and one light user pauses. Each event is printed as a line: `accepted NAME WORDS`,
-`served NAME`, `refused NAME`, `failed NAME why`. The program ends when its standard input closes."""
+`served NAME`, `refused NAME`, `failed NAME why`. The program ends when its standard input closes.
+"""
 
 from __future__ import annotations
 

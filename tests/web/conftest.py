@@ -102,7 +102,8 @@ class Shown:
     """The events a reader has received so far. The scripted engine waits on it, so that it never runs ahead of the
     reader.
 
-    Pass it as `server.stream(asked, until=shown)` to record the events; the engine's script calls `shown.wait`."""
+    Pass it as `server.stream(asked, until=shown)` to record the events; the engine's script calls `shown.wait`.
+    """
 
     def __init__(self) -> None:
         self.events: list[SSE] = []

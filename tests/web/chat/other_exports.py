@@ -61,7 +61,8 @@ class ToldChat:
 def random_chat(dice: random.Random, number: int, *, versions_only: bool = False) -> ToldChat:
     """Return a chat of one to six turns with edited questions, regenerated answers, tools, images and reasoning.
 
-    `versions_only`: all versions of a message share one continuation, as in LM Studio's files."""
+    `versions_only`: all versions of a message share one continuation, as in LM Studio's files.
+    """
     messages: list[Told] = []
     tip: int | None = None
     for turn in range(dice.randint(1, 6)):

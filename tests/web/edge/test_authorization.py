@@ -41,7 +41,8 @@ class Entry:
     """The request for a route; `{names}` are replaced from a Things object.
 
     `own`, `others`, `member`: expected statuses for the owner, for other known callers, and for a project member where
-    that differs. `ids`: path parameters whose names differ from the names in Things."""
+    that differs. `ids`: path parameters whose names differ from the names in Things.
+    """
 
     kind: str = "owned"
     ids: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Tests for every AccessStore. The test file of a store says how to create it:
 
 class TestMine(AccessSuite):
-    def make(self, folder): return MyAccessStore(...)"""
+    def make(self, folder): return MyAccessStore(...)
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 class DatabaseProxy:
     """A proxy for PostgreSQL connections.
 
-    `trips`: number of requests that followed a response. `silent`: accept data without forwarding it."""
+    `trips`: number of requests that followed a response. `silent`: accept data without forwarding it.
+    """
 
     def __init__(self, url: str) -> None:
         self.trips = 0

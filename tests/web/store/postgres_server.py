@@ -60,7 +60,8 @@ class PostgresServer:
     def start(self) -> None:
         """Start on the same port as before and wait until the server responds.
 
-        Call this from the main thread: the server ends with the thread that started it."""
+        Call this from the main thread: the server ends with the thread that started it.
+        """
         settings = {"port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": self._folder}
         settings |= {"log_min_messages": "panic", "max_connections": 60, "shared_buffers": "16MB"}
         settings |= {} if self._durable else {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}

@@ -235,8 +235,7 @@ def test_a_question_takes_few_round_trips(database: str) -> None:
 
 def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The database accepts connections and never answers. Waiting calls fail at the next heartbeat, new calls fail at
-    once,
-    and closing does not wait. The store works again when the database answers."""
+    once, and closing does not wait. The store works again when the database answers."""
 
     monkeypatch.setattr(store_module, "HANG_SECONDS", 0.3)
 

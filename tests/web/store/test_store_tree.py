@@ -308,8 +308,7 @@ def test_what_a_page_shows_is_the_end_of_the_branch_that_the_tree_says(kept: Kep
 @pytest.mark.parametrize("seed", range(3))
 def test_a_branch_is_the_one_of_the_tree_and_a_prompt_needs_its_end(kept: Kept, seed: int) -> None:
     """Compare with a tree built in memory, for random trees with summaries and files. The branch for a prompt begins
-    with
-    the newest finished summary, or with the message that exceeds the limit."""
+    with the newest finished summary, or with the message that exceeds the limit."""
     chance = random.Random(seed)
 
     def text_of(message: StoredMessage) -> int:

@@ -1,7 +1,8 @@
 """MCP configurations in the forms that programs use, and the expected result of reading each.
 
 A case has a name, the file (objects are written as JSON, bytes unchanged), the accepted servers as formatted by
-`spoken`, and for each rejected entry a text that its reason must contain."""
+`spoken`, and for each rejected entry a text that its reason must contain.
+"""
 
 from __future__ import annotations
 

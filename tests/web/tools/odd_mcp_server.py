@@ -1,6 +1,7 @@
 """An MCP server that offers the tools given as JSON in its first argument; each tool returns its own name.
 
-The second argument selects a behavior for prompts: `prompts`, `broken` or `endless`."""
+The second argument selects a behavior for prompts: `prompts`, `broken` or `endless`.
+"""
 
 from __future__ import annotations
 
