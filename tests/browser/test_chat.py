@@ -17,7 +17,7 @@ from notso.smollm3 import Engine
 from notso.web.values.wording import words
 
 LONG = "Count to 50"
-"""What the demo model answers with more than a thousand numbers."""
+"""The demo model answers this with more than a thousand numbers."""
 
 HIDE = """(hidden) => {
     Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });

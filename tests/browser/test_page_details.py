@@ -34,7 +34,7 @@ def reload_until_answered(page: Page) -> None:
         expect(page.get_by_text("Reload the page to see the response")).to_be_visible()
         page.wait_for_timeout(100)
         page.reload()
-    raise AssertionError("no answer came")
+    raise AssertionError("no answer appeared")
 
 
 def test_a_draft_survives_a_reload_and_not_its_sending(serve: Serve, open_page: Open, demo: DemoEngine) -> None:

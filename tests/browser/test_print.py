@@ -41,7 +41,7 @@ $$\\frac{{\\alpha}}{{\\beta}} + \\sum_{{i=1}}^{{n}} i$$
 )
 LAST = "The last formula is $\\sqrt{\\gamma}$ and the end."
 SCALE = 0.5
-WHITE, BLACK = 250, 110  # of 255
+WHITE, BLACK = 250, 110  # brightness, from 0 to 255
 
 
 @pytest.fixture

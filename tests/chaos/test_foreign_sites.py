@@ -32,7 +32,7 @@ Cell = tuple[str, bool, str, str | None, str | None, str]
 
 
 def expected(method: str, path: str, is_public: bool, host: str, origin: str | None, site: str | None) -> set[int]:
-    """Return the permitted statuses of a request without a key, or an empty set if it must not be refused."""
+    """Return the status that must refuse a request without a key, or an empty set if the request is permitted."""
     if host != "own":
         return {421}
     foreign = site not in (None, "same-origin", "none") or (site is None and origin not in (None, "own"))

@@ -65,11 +65,11 @@ class Server:
         return answer.headers["location"]
 
     def generation(self, chat: str) -> str:
-        """Return the generation of a chat's unfinished answer, "" if it has ended."""
+        """Return the generation id of a chat's unfinished answer, or "" if it has ended."""
         return (re.findall(r"/generations/([\w-]+)/events", self.client.get(chat).text) or [""])[0]
 
     def follow(self, generation: str) -> str | None:
-        """Read the stream to its end: the last state, or None if the server died."""
+        """Read the stream to its end; return the last state, or None if the server died."""
         state = None
         try:
             with self.client.stream("GET", f"/generations/{generation}/events") as response:
@@ -81,7 +81,7 @@ class Server:
         return state
 
     def read(self, generation: str) -> tuple[str | None, str]:
-        """Read the stream as a page does: the last state, and the HTML of the answer."""
+        """Read the stream as a page does; return the last state and the HTML of the answer."""
         screen, reader, state = Screen(), EventReader(), None
         with self.client.stream("GET", f"/generations/{generation}/events") as response:
             for chunk in response.iter_raw():
@@ -108,7 +108,7 @@ class Server:
 
 
 def answer(folder: Path, chat: str) -> tuple[str, ...]:
-    """What is stored of a chat's only answer, without the random ids of its calls."""
+    """Return the stored fields of a chat's only answer, without the random ids of its calls."""
     sql = "SELECT content, reasoning, state, tool_uses FROM messages WHERE chat_id = ? AND role = 'assistant'"
     with closing(sqlite3.connect(f"{(folder / 'notso.db').as_uri()}?mode=ro", uri=True)) as database:
         *texts, uses = database.execute(sql, (chat.rpartition("/")[2],)).fetchone()

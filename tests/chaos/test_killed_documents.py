@@ -30,7 +30,7 @@ from notso.web.values.ids import new_id
 KILLS = int(os.environ.get("KILLED_DOCUMENTS", "100" if LONG else "2"))
 WORDS = ["heron", "stork", "crane", "reeds", "water", "fish", "frog", "nest", "river", "morning", "grey", "slow"]
 SECONDS = 180
-"""A test that takes longer hangs."""
+"""A test that takes longer than this has hung."""
 
 
 @dataclass

@@ -63,8 +63,7 @@ HALVES = """SELECT id FROM messages asked WHERE role = 'user'
 @dataclass
 class Disk:
     """The files as a power failure would leave them: synced data, and pending calls that may or may not have been
-    written.
-    A deleted file may reappear until its directory has been synced."""
+    written. A deleted file may reappear until its directory has been synced."""
 
     synced: dict[str, bytearray] = field(default_factory=dict)
     pending: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))

@@ -17,8 +17,8 @@ PAUSE_SECONDS = float(os.environ.get("SOAK_PAUSE", "3"))
 SAMPLE_SECONDS = 5.0
 FILL_SECONDS = 300.0
 WARM_SHARE = 0.25
-"""Share of the samples to leave out, so that bounded caches are full and do not look like growth. Five minutes without
-pauses before the first sample fill them faster than hours with pauses."""
+"""Share of the samples to leave out as warm-up, until bounded caches are full and no longer look like growth. Five
+minutes of requests without pauses before the first sample fill most of them."""
 BLOCKS = 12
 SETTLE_SECONDS = 120.0
 T_95 = 2.23

@@ -16,7 +16,7 @@ from documents.traps import BOMBS, SECRET, TRAPS
 
 MAX_UPLOAD_BYTES = 16 << 20
 SECONDS = 1200
-"""A longer test hangs; a decompression bomb alone may take more than a minute of CPU time."""
+"""A test that takes longer than this has hung. A decompression bomb may take more than a minute of CPU time."""
 
 
 def hostile_texts() -> dict[str, bytes]:

@@ -315,7 +315,7 @@ def test_no_body_takes_more_than_its_length(body: bytes) -> None:
     started = time.thread_time()
     with pytest.raises(ApiError):
         parse_object(body)
-    assert time.thread_time() - started < 5  # quadratic time would be hours
+    assert time.thread_time() - started < 5  # quadratic time would take hours
 
 
 def test_good_json_is_read() -> None:

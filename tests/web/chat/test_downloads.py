@@ -175,7 +175,7 @@ class Held:
         assert self.go.acquire(timeout=60)
         if run < self._last:
             progress("downloading", 1, file.size_bytes)
-            raise AssertionError("it was not stopped")
+            raise AssertionError("the transfer was not stopped")
 
 
 def test_a_resumption_during_the_stop_follows_it(official_file: registry.KnownFile) -> None:

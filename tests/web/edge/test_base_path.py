@@ -42,7 +42,7 @@ IN_STYLES = re.compile(r"url\(([^)\"']+)\)")
 def haproxy(tmp_path: Path) -> Iterator[Callable[..., str]]:
     found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if found is None:
-        pytest.skip("no haproxy here")
+        pytest.skip("haproxy is not installed")
     processes: list[subprocess.Popen[bytes]] = []
 
     def begin(server: str, *, removes: bool) -> str:

@@ -38,7 +38,7 @@ async def settled(done: Callable[[], bool]) -> None:
         if done():
             return
         await asyncio.sleep(0)
-    raise AssertionError("it does not happen")
+    raise AssertionError("the condition never became true")
 
 
 def begun(budget: BodyBudget, size: int, host: str = "a") -> tuple[Arrival, asyncio.Task[Any]]:
@@ -152,7 +152,7 @@ def test_who_gives_way_is_told_when_to_come_again_and_all_room_comes_back(monkey
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        raise AssertionError("no body comes here")
+        raise AssertionError("the body must not reach the application")
 
     async def run() -> None:
         layer = RequestLimits(app)

@@ -1,4 +1,4 @@
-"""A named conversation's answer is resumed and stopped at a replica that is not writing it."""
+"""An answer of a named conversation can be read again and stopped at a replica that is not writing it."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_loss_is_accepted_by_taking_the_number_away_and_what_was_there_is_kept
     log = (data / "notso.db-wal").read_bytes()
     smashed = log[: len(log) // 2] + bytes(4096) + log[len(log) // 2 + 4096 :]
     (data / "notso.db-wal").write_bytes(smashed)
-    shows(data, found := ["Chat 0"], read_only=True) if damage_of(data / "notso.db") else pytest.fail("not noticed")
+    shows(data, found := ["Chat 0"], read_only=True) if damage_of(data / "notso.db") else pytest.fail("no damage found")
     (data / "notso.db-commits").unlink()
     shows(data, found)
     (kept,) = data.glob("kept-*-notso.db-wal")

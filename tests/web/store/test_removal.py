@@ -114,7 +114,7 @@ async def removed(store: Any, access: AccessStore) -> tuple[Planted, Planted]:
     await remove_user(store, access, gone.owner, "an operator")
     await remove_user(store, access, gone.owner, "an operator")  # repeated, as after a failure
     assert set(await gone.rest(store, access)) == {0}
-    assert await stays.rest(store, access) == (before[0], before[1] - 1, before[2] - 1, *before[3:]), "one project less"
+    assert await stays.rest(store, access) == (before[0], before[1] - 1, before[2] - 1, *before[3:]), "one project gone"
     stale = await store.documents.stale()
     assert {each.owner for each in stale if each.conversation} == {gone.owner}
     assert len({each.conversation for each in stale if each.conversation}) == 4, "three chats and a response"

@@ -230,7 +230,7 @@ def test_where_two_calls_run_nobody_is_asked() -> None:
         assert {"action": "cancel"} in texts
 
     async def never(question: Elicitation) -> Reply:
-        raise AssertionError("somebody was asked")
+        raise AssertionError("the user must not be asked")
 
     with_servers(work, McpEntry("bad", sys.executable, (HOSTILE, "asks twice")))
 

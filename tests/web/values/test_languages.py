@@ -170,7 +170,7 @@ def test_each_number_has_all_plural_forms_of_the_language(code: str) -> None:
         if any(len(forms.split("|")) != count or f"{{{each}}}" not in text for each, forms in plurals(text))
     }
     assert wrong == {}
-    # Where English has different forms, a translation needs plural forms too, unless it avoids the noun.
+    # A translation selects plural forms where English does, unless it avoids the noun; a few such strings must remain.
     assert count == 1 or sum(bool(plurals(text)) for text in table(code).values()) >= 6
 
 
