@@ -1,4 +1,4 @@
-"""A real browser before a real server. Without a chromium these tests are skipped and say so."""
+"""Fixtures for a real browser and a real server. Without Chromium, these tests are skipped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ share_between_servers()
 
 PICTURES = Path(__file__).parents[2] / "artifacts" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-WAIT_MS = 40_000  # generous: the machine may be busy with something else
+WAIT_MS = 40_000  # generous, because the machine may be busy
 STARTED = time.time()
 FAILED = pytest.StashKey[bool]()
 ARGUMENTS = [
@@ -38,13 +38,13 @@ ARGUMENTS = [
 
 
 WHOLE = ("hostile", "safety")
-"""Files that run whole by default: what a text or a site may do to a person."""
+"""Files that run completely by default, because they test protection from hostile texts and sites."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the first test of each file by default, and the others where the page or its server has changed: a browser
-    takes two CPU seconds a test."""
+    """Run the first test of each file by default and the rest only if the page or its server has changed, because a
+    test in a browser takes two CPU seconds."""
     here, seen = Path(__file__).parent, set[Path]()
     for item in items:
         if here in item.path.parents:
@@ -62,7 +62,7 @@ def browser() -> Iterator[Browser]:
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:
         pytest.skip("no chromium found (Debian: apt install chromium)")
-    for picture in PICTURES.glob("*.png"):  # those of an earlier run, not those of a worker beside this one
+    for picture in PICTURES.glob("*.png"):  # removes files of an earlier run, but not of a parallel worker
         with suppress(FileNotFoundError):
             if picture.stat().st_mtime < STARTED:
                 picture.unlink()
@@ -105,7 +105,7 @@ class Served:
 
 @pytest.fixture(scope="session")
 def closing() -> Iterator[list[Served]]:
-    """Servers told to end, whose end is looked at once all tests are through: each takes a moment."""
+    """Servers that have been asked to shut down. Each takes a moment, so their exit is awaited after the last test."""
     servers: list[Served] = []
     yield servers
     for server in servers:
@@ -114,7 +114,7 @@ def closing() -> Iterator[list[Served]]:
 
 @pytest.fixture
 def serve(tmp_path: Path, closing: list[Served]) -> Iterator[Callable[..., Served]]:
-    """Start servers that end with the test. Keyword arguments are settings."""
+    """Return a function that starts servers and closes them at the end of the test; keyword arguments are settings."""
     started: list[Served] = []
 
     def begin(
@@ -141,7 +141,7 @@ def demo() -> Iterator[DemoEngine]:
     engine = DemoEngine()
     yield engine
     engine.release()
-    engine.engine = None  # its server is kept until its end was seen, and would keep its memory too
+    engine.engine = None  # release the engine's memory; the server object lives until its exit is awaited
 
 
 @pytest.hookimpl(wrapper=True)
@@ -153,7 +153,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 class Pictures:
-    """Keeps pictures of what a test shows in artifacts/screenshots, for people to look at."""
+    """Saves screenshots to artifacts/screenshots for review."""
 
     def __init__(self, test: pytest.Item) -> None:
         module = Path(test.path).stem.removeprefix("test_")
@@ -161,8 +161,8 @@ class Pictures:
         self.taken = 0
 
     def __call__(self, page: Page, what: str = "", *, dark: bool = False) -> None:
-        """Keep one now, with `dark` another in the dark look."""
-        # To hide the caret playwright would write style attributes, which the page's policy refuses.
+        """Take a screenshot, with `dark` a second one in the dark theme."""
+        # Playwright's default hides the caret through style attributes, which the page's policy blocks.
         PICTURES.mkdir(parents=True, exist_ok=True)
         name = f"{self._stem}-{what}" if what else self._stem
         page.screenshot(path=PICTURES / f"{name}.png", caret="initial")
@@ -175,14 +175,16 @@ class Pictures:
 
 @pytest.fixture
 def picture(request: pytest.FixtureRequest) -> Pictures:
-    """`picture(page, "what", dark=True)`. A test that takes none gets one of its last page at its end."""
+    """Return `picture(page, "what", dark=True)`. A test that never calls it gets a screenshot of its last page."""
     return Pictures(request.node)
 
 
 @pytest.fixture
 def open_page(browser: Browser, picture: Pictures, request: pytest.FixtureRequest) -> Iterator[Callable[..., Page]]:
-    """Open a tab: `open_page(url)`; with `like=page` another tab of the same person. Keyword arguments are the
-    context's. At the end of the test: no error in any console but the `expected`, and no request to another origin.
+    """Return a function that opens a tab. `like=page` shares that page's context; keyword arguments configure a new
+    one.
+
+    At the end, fail on console errors that do not match `expected` and on requests to other origins.
     """
     pages: list[Page] = []
     contexts: list[BrowserContext] = []
@@ -195,7 +197,7 @@ def open_page(browser: Browser, picture: Pictures, request: pytest.FixtureReques
         )
         if like is None:
             contexts.append(context)
-        # Chromium gives up the transition between two pages if the second one is left meanwhile.
+        # Chromium aborts a page transition if the second page is left too early.
         excused = re.compile(f"{expected or '(?!)'}|Transition was aborted because of invalid state")
         page = context.new_page()
         pages.append(page)
@@ -224,7 +226,7 @@ def open_page(browser: Browser, picture: Pictures, request: pytest.FixtureReques
     failed = request.node.stash.get(FAILED, False)
     left = [page for page in pages if not page.is_closed()]
     for number, page in enumerate(left if failed else left[-1:] if not picture.taken else [], start=1):
-        with suppress(Error):  # a picture that cannot be taken fails nothing
+        with suppress(Error):  # a failed screenshot must not fail the test
             picture(page, f"failed-{number}" if failed else "")
     for context in contexts:
         context.close()

@@ -1,4 +1,4 @@
-"""What tests of the page do again and again, in a person's words."""
+"""Common steps of the page's tests."""
 
 from __future__ import annotations
 
@@ -11,43 +11,44 @@ AXE = Path(__file__).parent / "axe" / "axe.min.js"
 
 
 def ask(page: Page, text: str) -> None:
-    """Write it and press Enter."""
+    """Type a message and press Enter."""
     page.locator("#text").fill(text)
     page.locator("#text").press("Enter")
 
 
 def answers(page: Page) -> Locator:
-    """All answers that are shown."""
+    """Return the shown answers."""
     return page.locator("#turns article.assistant")
 
 
 def questions(page: Page) -> Locator:
-    """All questions that are shown."""
+    """Return the shown questions."""
     return page.locator("#turns article.user")
 
 
 def last_answer(page: Page) -> Locator:
-    """The newest answer."""
+    """Return the newest answer."""
     return answers(page).last
 
 
 def finished(page: Page, count: int = 1, *, state: str = "done") -> None:
-    """So many answers are shown, and the newest has ended."""
+    """Wait until this many answers are shown and the newest has ended."""
     expect(answers(page)).to_have_count(count)
     expect(last_answer(page)).to_have_attribute("data-state", state)
 
 
 def begin(page: Page, text: str = "Hello") -> None:
-    """A first question, and its answer to the end."""
+    """Send the first question and wait for the end of its answer."""
     ask(page, text)
     page.wait_for_url("**/chats/*")
     finished(page)
 
 
 def show_settings(page: Page, tab: str = "general") -> None:
-    """Open the settings at a tab."""
+    """Open a tab of the settings."""
     if not page.locator("#settings").is_visible():
-        page.locator("#sidebar [commandfor=settings]").evaluate("button => button.click()")  # in the drawer, on a phone
+        # on a phone the button is in the drawer
+        page.locator("#sidebar [commandfor=settings]").evaluate("button => button.click()")
     page.locator(f"#tab-{tab}").click()
 
 
@@ -67,7 +68,7 @@ def more(answer: Locator) -> Locator:
 
 
 def until(page: Page, condition: str, argument: Any = None) -> None:
-    """Look again and again (the page's policy forbids Playwright's own way, which evaluates text)."""
+    """Poll the condition. Playwright's own wait evaluates strings, which the page's policy forbids."""
     for _ in range(2400):
         if page.evaluate(condition, argument):
             return
@@ -76,7 +77,7 @@ def until(page: Page, condition: str, argument: Any = None) -> None:
 
 
 def imported(page: Page, messages: list[dict[str, str]]) -> None:
-    """Open a chat of these messages, as an import makes it."""
+    """Import a chat with these messages and open it."""
     place = page.evaluate(
         """async (messages) => {
             const headers = { "Content-Type": "application/json", "HX-Request": "true" };

@@ -1,8 +1,9 @@
-"""The real engine with the demo model, held where a test wants to look.
+"""The real engine with the demo model, which tests can pause and script.
 
-The model, the scheduler, the cache, the tokenizer and the streams are those that people use. A test may only say when
-the next step is taken (`pace_s`, `hold`), and, where the words matter, which token is drawn (`dictate`): the step that
-leads to it is computed all the same, as in tests/smollm3/engine/test_engine.py.
+Model, scheduler, cache, tokenizer and streams are the real ones. A test controls only when the next step runs
+(`pace_s`,
+`hold`) and, if the words matter, which token is sampled (`dictate`). The step is computed all the same, as in
+tests/smollm3/engine/test_engine.py.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from notso.smollm3 import Engine
 
 Words = list[str | bytes]
 
-HELD_S = 0.003  # between two looks of an engine that is held
-THOUGHT_END = "\n"  # what the model itself writes behind its thoughts
+HELD_S = 0.003  # pause between two checks of a held engine
+THOUGHT_END = "\n"  # the text that the model itself writes after its reasoning
 
 
 class DemoEngine:
-    """Loads engines whose steps it holds. `prompts`: what each answer was begun with, as the model reads it.
+    """Loads engines whose steps tests can hold. `prompts`: the prompt of each answer, as the model reads it.
 
-    pace_s: passes before each step. suggestions: what is said where follow-up questions are asked for.
+    pace_s: pause before each step. suggestions: the text of generated follow-up questions.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class DemoEngine:
         self._at_hold = threading.Event()
 
     def load(self, path: Path | None = None, *, rows: int | None = None, **options: Any) -> Engine:
-        """What a server is given. `rows`: how much of a prompt one step reads; the rest are Engine.load's options."""
+        """Load an engine for a server. `rows`: prompt tokens per step; `options` are passed to Engine.load."""
         engine = Engine.load(path, **options)
         core, runner = engine._core, engine._runner
         step, submit = core._step, core.submit
@@ -51,7 +52,7 @@ class DemoEngine:
         def held_step() -> None:
             if self._is_held(core._requests.values()):
                 time.sleep(HELD_S)
-                return  # the loop goes on: who wants to stop is heard
+                return  # the loop continues, so that requests can be stopped
             if self.pace_s:
                 time.sleep(self.pace_s)
             step()
@@ -66,44 +67,44 @@ class DemoEngine:
         self.engine = engine
         return engine
 
-    # ---- when
+    # ---- timing
 
     def hold(self, where: str, tokens: int = 3) -> None:
-        """Take no step once an answer is in that part ("prefill", "thinking" or "answer") and so many tokens far."""
+        """Run no step while an answer has at least `tokens` tokens in the part "prefill", "thinking" or "answer"."""
         part = {"prefill": _read, "thinking": _thought, "answer": _answered}[where]
         self._at_hold.clear()
         self._held = lambda request: part(request) >= tokens
 
     def hold_all(self) -> None:
-        """Take no step at all."""
+        """Run no step at all."""
         self._at_hold.clear()
         self._held = lambda request: True
 
     def reached(self, timeout_s: float = 60) -> None:
-        """Wait until it is held."""
-        assert self._at_hold.wait(timeout_s), "no answer came that far"
+        """Wait until the engine is held."""
+        assert self._at_hold.wait(timeout_s), "no answer reached this point"
 
     def release(self) -> None:
-        """Go on."""
+        """Let the engine continue."""
         self._held = None
 
     @contextmanager
     def held(self, where: str, tokens: int = 3) -> Iterator[None]:
-        """Held from there on, and released at the end of the block."""
+        """Hold at this point inside the context, and release at its end."""
         self.hold(where, tokens)
         try:
             yield
         finally:
             self.release()
 
-    # ---- what
+    # ---- text
 
     def dictate(self, answer: str | Sequence[bytes], thoughts: str = "") -> None:
-        """The next answer of a person says this; bytes are drawn one token each, and may be no UTF-8 at all."""
+        """Set the text of the next answer. Bytes are sampled one per token and may be invalid UTF-8."""
         self._dictated.append(_parts(answer, thoughts))
 
     def always(self, answer: str | Sequence[bytes], thoughts: str = "") -> None:
-        """Every answer for which nothing else is dictated says this."""
+        """Set the text of every answer for which no other text is set."""
         self._refrain = _parts(answer, thoughts)
 
     def _next_words(self, *, is_suggestion: bool) -> tuple[Words, Words] | None:
@@ -116,7 +117,7 @@ class DemoEngine:
         ids = [token for part in answer for token in self._ids(engine, part)]
         inside = [token for part in thoughts for token in self._ids(engine, part)]
         thought = [*inside, tokenizer.think_close_id, *tokenizer.encode(THOUGHT_END)]
-        if request.output.in_reasoning:  # it goes on with a thought
+        if request.output.in_reasoning:  # the prompt ends inside the reasoning
             ids = [*thought, *ids]
         elif thoughts and tokenizer.think_close_id not in request.sequence.prompt[-8:]:
             ids = [tokenizer.think_open_id, *thought, *ids]
@@ -140,8 +141,7 @@ class DemoEngine:
 
 
 class Dictation:
-    """In place of a sampler: token by token what it was told, then an end. A thought that is closed from outside is
-    left where it was."""
+    """Replaces a sampler: samples the given tokens, then the end. If reasoning is closed early, its rest is skipped."""
 
     def __init__(self, request: Any, ids: list[int], close: int | None, end: int) -> None:
         self._sampler = request.sampler
@@ -151,11 +151,12 @@ class Dictation:
         self._end = end
 
     def sample(self, logits: Any, history: Sequence[int], position: int) -> int:
-        """The next token."""
+        """Return the next token."""
         ids, answer = self._ids, self._request.output
         token = next(ids, self._end)
         if answer.reasoning_tokens and not answer.in_reasoning and self._close is not None:
-            close, self._close = self._close, None  # the thought is over: by itself, or because somebody wanted it so
+            # the reasoning has ended, by its own end or by a request to answer now
+            close, self._close = self._close, None
             rest = [token, *ids]
             self._ids = iter(rest[rest.index(close) + 1 :] if close in rest else rest)
             token = next(self._ids, self._end)

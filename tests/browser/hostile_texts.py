@@ -1,4 +1,4 @@
-"""A thousand hostile texts: what a model may be brought to say, or a person to paste."""
+"""A thousand hostile texts that a model might generate or a user might paste."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 RUN = "window.pwned=1"
 FAR = "https://evil.example/x"
 
-# What tries to run or to fetch, {0}: the script, {1}: the address.
+# Elements that try to run a script ({0}) or to fetch an address ({1}).
 ELEMENTS = [
     *(
         "<script>{0}</script>",
@@ -86,7 +86,7 @@ ELEMENTS = [
         "\u202e",
     ),
 ]
-# Where it stands.
+# Markup around the element.
 FRAMES = [
     *("{}", "a {} b", "**{}**", "> {}", "- {}", "# {}", "|{}|\n|-|\n|{}|", "`{}`", "```\n{}\n```", "```html\n{}\n```"),
     *(
@@ -103,14 +103,14 @@ FRAMES = [
 ]
 FOREIGN = ".prose :is(img, script, iframe, object, embed, video, audio, form, input, link, style, base, meta, template)"
 BROKEN = [b"\xff", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\xc0\xaf", b"\x80<", b"\xfe\xff"]
-"""Bytes that are no UTF-8."""
+"""Invalid UTF-8."""
 
 BATCHES = 4
 IN_ALL = 1000
 
 
 def hostile(batch: int) -> list[bytes]:
-    """A quarter of a thousand: every element, and every frame, many times over; each seventh is no UTF-8."""
+    """Return a quarter of the texts: every element and every frame many times; each seventh is invalid UTF-8."""
     chance = random.Random(batch)
     found = []
     for number in range(IN_ALL // BATCHES):

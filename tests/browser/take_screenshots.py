@@ -1,8 +1,8 @@
-"""Pictures for the documentation, from a real browser on the real engine with the demo model.
+"""Take the documentation's screenshots in a real browser on the real engine with the demo model.
 
     python tests/browser/take_screenshots.py [FOLDER]      # default: docs/images
 
-Nothing in them is staged: the answers are what the demo model says.
+Nothing is staged: the answers are those of the demo model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ANSWER_MS = 120_000
 
 
 def main() -> int:
-    """Take all pictures into the folder named on the command line."""
+    """Take all screenshots into the folder named on the command line."""
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:
         print("no chromium found (Debian: apt install chromium)", file=sys.stderr)
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def take(browser: Browser, url: str, folder: Path) -> None:
-    """Start, a conversation with its thoughts, the commands, the settings; light, dark and on a phone."""
+    """Take the start page, a chat with reasoning, the commands and the settings; light, dark and on a phone."""
     page = browser.new_context(
         viewport=WIDE, color_scheme="light", device_scale_factor=2, reduced_motion="reduce"
     ).new_page()
@@ -72,7 +72,7 @@ def take(browser: Browser, url: str, folder: Path) -> None:
     page.locator("#text").press_sequentially("/")
     page.screenshot(path=folder / "commands-light.png")
     page.locator("#text").fill("")
-    page.wait_for_timeout(600)  # the draft is counted a moment after the last key
+    page.wait_for_timeout(600)  # the draft's tokens are counted a moment after the last key
     page.emulate_media(color_scheme="dark", reduced_motion="reduce")
     page.screenshot(path=folder / "chat-dark.png")
     phone = browser.new_context(
@@ -104,11 +104,11 @@ def ask(page: Page, question: str) -> None:
 
 
 def unfold(page: Page) -> None:
-    """Open the last thoughts and go to the end."""
+    """Open the newest reasoning and scroll to the end."""
     summary = page.locator("article.assistant").last.locator(".reasoning summary")
     if summary.is_visible():
         summary.click()
-        page.wait_for_timeout(300)  # until it is open
+        page.wait_for_timeout(300)  # until the box is open
     page.evaluate("document.getElementById('scroller').scrollTop = 1e6")
     page.wait_for_timeout(200)
 

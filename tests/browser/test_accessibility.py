@@ -1,4 +1,4 @@
-"""axe-core finds nothing wrong: every state of the page, light and dark, on a desktop and on a phone."""
+"""axe-core finds no violations in any state of the page: light and dark, on desktop and phone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ STATES: dict[str, Show] = {
 
 
 def violations(page: Page, *, of_colours: bool = False) -> list[str]:
-    """What axe finds; with `of_colours` it looks at those alone, as everything else is the same in another scheme."""
+    """Return axe's violations; `of_colours` checks only colors, because nothing else depends on the color scheme."""
     page.evaluate(AXE.read_text("utf-8"))
     found: list[str] = page.evaluate(VIOLATIONS, COLOURS if of_colours else None)
     return found
@@ -83,7 +83,7 @@ def test_an_answers_headings_are_below_its_own(
     page.locator("article.assistant [data-copy]").click()
     expect(page.locator("#announcer")).to_have_text(words["copied"])
     html = page.evaluate("async () => (await (await navigator.clipboard.read())[0].getType('text/html')).text()")
-    assert [html.count(f"<h{level}") for level in range(1, 7)] == [1, 1, 1, 3, 0, 0], "as the answer has them"
+    assert [html.count(f"<h{level}") for level in range(1, 7)] == [1, 1, 1, 3, 0, 0], "the same levels as in the answer"
 
 
 @pytest.mark.parametrize("size", ["desktop", pytest.param("phone", marks=pytest.mark.long("page"))])
@@ -113,7 +113,7 @@ def test_nothing_is_out_of_reach(
             found[f"{name}, {scheme}"] = violations(page, of_colours=scheme == "dark")
             page.keyboard.press("Escape")
             page.locator("#text").fill("")
-            if name == "edit":  # which Escape has left
+            if name == "edit":  # Escape has closed the edit form
                 expect(page.locator("[data-edit]")).to_have_count(1)
     assert {state: wrong for state, wrong in found.items() if wrong} == {}
 
@@ -146,7 +146,7 @@ def test_a_whole_chat_by_keyboard_alone(
     page.keyboard.press("Enter")
     finished(page)
     expect(page.get_by_role("button", name="Send")).to_be_visible()
-    assert page.evaluate("document.activeElement.id") == "text", "the focus stays where one writes"
+    assert page.evaluate("document.activeElement.id") == "text", "the focus stays in the input"
     reached: list[str] = []
     for _ in range(60):
         page.keyboard.press("Tab")
@@ -181,4 +181,4 @@ def test_a_whole_chat_by_keyboard_alone(
     page.keyboard.press("Enter")
     expect(page.locator("#edit-text")).to_be_focused()
     page.keyboard.press("Escape")
-    expect(page.locator("#text")).to_be_focused()  # not the page's beginning, though what had the focus is gone
+    expect(page.locator("#text")).to_be_focused()  # the focus must not fall back to the start of the page

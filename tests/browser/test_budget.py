@@ -1,4 +1,4 @@
-"""What the page may cost: bytes, time to be of use, frames, and not a pixel of unasked movement."""
+"""Performance limits of the page: bytes, time until interactive, frame times and layout shifts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from notso.web.chat.chat_view import NEWEST_MESSAGES
 
 FIRST_PAGE_BYTES = 100_000
 INTERACTIVE_MS = 1_000
-LAYOUT_SHIFT = 0.05  # what browsers call good is 0.1; most of it is the thoughts' folding
-LONG_CHAT_TURNS = 250  # so 500 messages, with 750 formulas
+LAYOUT_SHIFT = 0.05  # browsers call 0.1 good; folding the reasoning causes most of it
+LONG_CHAT_TURNS = 250  # 500 messages with 750 formulas
 LONG_CHAT_MS = 1_500
 LONGEST_TASK_MS = 100
-FRAME_MS = 250  # a scrolled frame of a long chat, on a machine that others use too
+FRAME_MS = 250  # one frame while scrolling a long chat, on a shared machine
 
 WATCH = """
     window.shifts = [];
     new PerformanceObserver((list) => {
-        // Thoughts scroll up in a window of their own, which stays where it is.
-        const scrolls = (source) => !source.node || source.node.closest?.(".reasoning-text");  // or is gone by now
+        // Reasoning scrolls inside a box of its own, which does not move.
+        const scrolls = (source) => !source.node || source.node.closest?.(".reasoning-text");  // or the node is gone
         for (const entry of list.getEntries()) {
             const known = entry.sources.some((source) => source.node);
             if (entry.hadRecentInput || (known && entry.sources.every(scrolls))) continue;
@@ -41,7 +41,7 @@ ANSWER = (
 )
 
 
-TRIES = 20  # other work may hold up any of them
+TRIES = 20  # other load may delay any single try
 LONG_ANSWER_TOKENS = 10_000
 
 MEASURE = """() => {
@@ -85,7 +85,7 @@ SCROLL = """async () => {
 def test_the_first_page_is_light_and_soon_of_use(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
-    """Cold: nothing of it is in the browser's cache. The demo model is loaded and answers."""
+    """The browser's cache is empty; the demo model is loaded and answers."""
     page = open_page(serve(demo.load).url)
     expect(page.get_by_text("Demo model", exact=True)).to_be_visible()
     best = 1e9
@@ -105,7 +105,8 @@ def test_the_first_page_is_light_and_soon_of_use(
 def test_nothing_jumps_while_an_answer_is_written(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
-    page = open_page(serve(lambda: demo.load(context_tokens=8192)).url)  # far from its end, of which a line would tell
+    # a context large enough that no warning line appears
+    page = open_page(serve(lambda: demo.load(context_tokens=8192)).url)
     begin(page)
     page.evaluate(WATCH)
     demo.dictate(ANSWER, "A thought.\n\n" * 20)
@@ -113,7 +114,7 @@ def test_nothing_jumps_while_an_answer_is_written(
     ask(page, "Go on")
     expect(answers(page)).to_have_count(2)
     expect(page.locator("#status-label")).to_contain_text("Thinking")
-    page.wait_for_timeout(700)  # past what counts as an answer to the keys
+    page.wait_for_timeout(700)  # past the time in which a shift counts as a response to input
     page.evaluate("shifts.length = 0")
     demo.pace_s = 0.004
     demo.release()
@@ -129,7 +130,7 @@ def test_nothing_jumps_while_an_answer_is_written(
 def test_a_chat_of_five_hundred_messages_stays_smooth(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
-    """Most of it does not fit into the demo model's context: the oldest turns are left out, which the answer says."""
+    """Most of the chat exceeds the demo model's context; the oldest turns are dropped, and the answer says so."""
     page = open_page(serve(demo.load).url)
     turns = [
         message
@@ -155,7 +156,7 @@ def test_a_chat_of_five_hundred_messages_stays_smooth(
     print(f"500 messages with 750 formulas: there after {best[0]:.0f} ms, longest task {best[1]:.0f} ms")
     assert best[0] < LONG_CHAT_MS and best[1] < LONGEST_TASK_MS
     typeset = page.locator(".katex").count()
-    assert 0 < typeset < 3 * NEWEST_MESSAGES / 2, "those that are seen, or soon will be"
+    assert 0 < typeset < 3 * NEWEST_MESSAGES / 2, "only formulas in or near the viewport are typeset"
     until(page, TO_THE_TOP, 2 * LONG_CHAT_TURNS)
     expect(page.locator("#turns > article").first).to_contain_text("Question 0")
     page.locator("#newest").click()
@@ -176,7 +177,7 @@ def test_a_chat_of_five_hundred_messages_stays_smooth(
 def test_an_answer_of_ten_thousand_tokens_stays_smooth(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, tmp_path: Path
 ) -> None:
-    """The demo model's context is too short: a small model of random weights in the shape of the 3B writes it."""
+    """A small random model in the shape of the 3B writes this, because the demo model's context is too short."""
     path = tmp_path / "small.gguf"
     write_synthetic(path, layers=4, hidden=256, ffn=256, heads=4, kv_heads=1, vocab=4096)
     page = open_page(serve(lambda: demo.load(path, context_tokens=16_384)).url)

@@ -1,4 +1,4 @@
-"""The chat as a person meets it: a real browser, the real engine, the demo model."""
+"""Chatting in a real browser with the real engine and the demo model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notso.smollm3 import Engine
 from notso.web.values.wording import words
 
 LONG = "Count to 50"
-"""What the demo model answers with more than a thousand numbers."""
+"""The demo model answers this with more than a thousand numbers."""
 
 HIDE = """(hidden) => {
     Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
@@ -148,7 +148,8 @@ def test_reload_while_it_thinks_continues_and_doubles_nothing(serve: Serve, open
 def test_two_tabs_see_the_same_and_one_stops_both(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     first = open_page(serve(demo.load).url)
     demo.pace_s = 0.03
-    elsewhere = open_page(first.url, like=first)  # six streams would be all the connections a browser has
+    # a separate browser context, because six streams would use all connections of one
+    elsewhere = open_page(first.url, like=first)
     ask(elsewhere, LONG)
     elsewhere.wait_for_url("**/chats/*")
     ask(first, LONG)
@@ -157,7 +158,7 @@ def test_two_tabs_see_the_same_and_one_stops_both(serve: Serve, open_page: Open,
     for page in (first, second):
         expect(last_answer(page).locator(".answer")).to_contain_text("1, 2, 3, 4")
     demo.hold_all()
-    ask(second, "Not now")  # it waits for the end of the answer
+    ask(second, "Not now")  # queued until the answer ends
     expect(second.locator("#queued .what")).to_have_text(["Not now"])
     second.get_by_role("button", name="Stop").click()
     for page in (first, second):
@@ -167,7 +168,7 @@ def test_two_tabs_see_the_same_and_one_stops_both(serve: Serve, open_page: Open,
         expect(page.locator("#status-label")).to_have_text("Stopped")
         expect(page.locator("#announcer")).to_have_text("Stopped")
     assert last_answer(first).locator(".answer").inner_text() == last_answer(second).locator(".answer").inner_text()
-    expect(second.locator("#text")).to_have_value("Not now")  # given back, as the answer was stopped
+    expect(second.locator("#text")).to_have_value("Not now")  # returned to the input, because the answer was stopped
     assert len(demo.prompts) == 2
     expect(elsewhere.locator("#chat-list .chats > li")).to_have_count(2)
     elsewhere.get_by_role("button", name="Stop").click()
@@ -180,7 +181,7 @@ def test_a_refused_message_stays_in_the_input(serve: Serve, open_page: Open, dem
     second = open_page(
         first.url, like=first, expected="status of 409|response:error|htmx:sse:error|ERR_FAILED|Failed to fetch"
     )
-    second.route("**/feed?*", lambda route: route.abort())  # it does not hear of the first one's doings
+    second.route("**/feed?*", lambda route: route.abort())  # this tab is not notified of the other tab's messages
     second.reload()
     demo.hold_all()
     ask(first, "Another")
@@ -214,7 +215,7 @@ def test_keys(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page.keyboard.press("Escape")
     finished(page, state="stopped")
     page.keyboard.press("Enter")
-    expect(questions(page)).to_have_count(1)  # nothing was typed, nothing is sent
+    expect(questions(page)).to_have_count(1)  # the input is empty, so nothing is sent
 
 
 def test_a_server_that_ends_in_an_answer_and_comes_back(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -227,7 +228,7 @@ def test_a_server_that_ends_in_an_answer_and_comes_back(serve: Serve, open_page:
     demo.release()
     serve(demo.load, port=server.port)
     expect(last_answer(page).locator(".answer")).to_contain_text("1, 2, 3")
-    finished(page)  # it went on by itself
+    finished(page)  # the answer was resumed without a request
     ask(page, "Hello")
     finished(page, 2)
 
@@ -304,7 +305,7 @@ def test_without_scripts(serve: Serve, open_page: Open, demo: DemoEngine) -> Non
 
 
 def test_rename_and_delete(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
-    page = open_page(serve(demo.load).url, expected="404 .*/turns")  # asked for just before the chat was gone
+    page = open_page(serve(demo.load).url, expected="404 .*/turns")  # a request sent just before the chat was deleted
     page.get_by_role("button", name="What can you do?").click()
     finished(page)
     page.get_by_role("button", name="Chat menu").click()
@@ -344,7 +345,7 @@ LOST = "ERR_(INTERNET|NETWORK|EMPTY|CONNECTION|CONTENT_LENGTH|INCOMPLETE|SOCKET)
 def test_a_connection_that_breaks_in_the_middle_is_taken_up_again(
     serve: Serve, open_page: Open, demo: DemoEngine, part: str
 ) -> None:
-    """Every connection is cut, the answer goes on meanwhile, and what was missed comes once."""
+    """All connections are cut while the answer continues; the missed part arrives exactly once."""
     wire = Wire(serve(demo.load).port)
     page = open_page(wire.url, expected=LOST)
     demo.hold(part, 6)
@@ -367,7 +368,7 @@ def test_a_connection_that_breaks_in_the_middle_is_taken_up_again(
 
 
 def test_an_answer_that_ends_while_the_browser_is_offline(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
-    """The stream may still bring the end; what is fetched then must be fetched when the network is back."""
+    """The stream may still deliver the end while offline; what it triggers must be fetched once the network is back."""
     page = open_page(serve(demo.load).url, expected=LOST + "|htmx:error")
     demo.hold("answer", 6)
     ask(page, "Tell me a story")

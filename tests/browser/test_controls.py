@@ -1,4 +1,5 @@
-"""The controls around the conversation, on the real engine: keys, attachments, formulas, settings, meter."""
+"""The controls around the conversation, with the real engine: keys, attachments, formulas, settings and context
+meter."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ Picture = Callable[..., None]
 
 @pytest.fixture
 def chat(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> Callable[..., Page]:
-    """A page with one answer, which has a bit of everything."""
+    """A page with one answer that contains every kind of content."""
 
     def open_chat(**options: Any) -> Page:
         demo.dictate(ANSWER)
@@ -58,7 +59,7 @@ def test_keys_press_what_the_help_says(chat: Callable[..., Page]) -> None:
     page.keyboard.press("Shift+Escape")
     expect(page.locator("#text")).to_be_focused()
     page.keyboard.type("?")
-    assert page.locator("#text").input_value() == "?", "in a text it is a letter"
+    assert page.locator("#text").input_value() == "?", "in a text field the key types a letter"
     page.keyboard.press("Control+Enter")
     expect(page.locator(".versions").last).to_contain_text("2/2")
     finished(page)
@@ -71,7 +72,7 @@ def test_keys_press_what_the_help_says(chat: Callable[..., Page]) -> None:
     page.keyboard.press("Control+Shift+o")
     page.locator("#scroller").focus()
     page.keyboard.press("l")
-    page.wait_for_timeout(300)  # nothing is to come of it
+    page.wait_for_timeout(300)  # time for an effect that must not happen
     expect(page.locator(".versions").last).to_contain_text("1/2")
 
 
@@ -145,7 +146,7 @@ def test_text_files_go_along_and_others_are_refused(
     assert "--- paper.pdf ---\nIts bird is a stork.\n--- end" in demo.prompts[0]
     assert "Le caf\u00e9 \u2013 5 \u20ac" in demo.prompts[0], "neither UTF-8 nor UTF-16"
     expect(page.locator("#attachments")).to_be_empty()
-    page.locator("#files").set_input_files(tmp_path / "notes.md")  # alone it is a message too
+    page.locator("#files").set_input_files(tmp_path / "notes.md")  # an attachment alone is a message too
     expect(page.locator("#attachments .attached")).to_have_count(1)
     page.locator("#text").press("Enter")
     expect(questions(page)).to_have_count(2)
@@ -268,7 +269,7 @@ def test_the_question_is_there_before_the_server_has_it(chat: Callable[..., Page
     expect(page.locator("#composer-problem")).to_contain_text("Not sent")
     assert release.is_set()
     expect(page.locator("article.user.pending")).to_have_count(0)
-    assert page.locator("#text").input_value() == "At once", "nothing that was typed is lost"
+    assert page.locator("#text").input_value() == "At once", "the typed text is not lost"
 
 
 def test_views_are_chosen_in_the_browser(chat: Callable[..., Page]) -> None:
@@ -295,13 +296,14 @@ def test_answer_now_stands_beside_the_thoughts_while_they_come(
     ask(page, "Think")
     expect(page.locator("details.reasoning summary")).to_contain_text("Thinking")
     demo.reached()
-    until(page, "() => document.querySelectorAll('.reasoning-text p').length > 20")  # more than the window shows
+    # more paragraphs than the box can show
+    until(page, "() => document.querySelectorAll('.reasoning-text p').length > 20")
     view = page.locator(".reasoning-text").bounding_box()
     shown = page.locator(".reasoning-text").inner_text()
     demo.hold("thinking", 300)
     expect(page.locator(".reasoning-text")).not_to_have_text(shown, use_inner_text=True)
     later = page.locator(".reasoning-text").bounding_box()
-    assert view and later and view["height"] == later["height"] < 200, "a window of fixed height"
+    assert view and later and view["height"] == later["height"] < 200, "the box has a fixed height"
     picture(page, dark=True)
     page.get_by_role("button", name=words["answer_now"]).click()
     expect(page.locator(".answer")).to_contain_text("Done.")

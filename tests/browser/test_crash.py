@@ -1,4 +1,4 @@
-"""`notso serve` in a process of its own, killed with SIGKILL in the middle of an answer, as the browser sees it."""
+"""`notso serve` in its own process is killed with SIGKILL mid-answer; the browser then shows the resumed answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from browser.conversation import answers, ask, begin, finished, last_answer
 from playwright.sync_api import Page, expect
 
-PACE_S = 0.06  # the demo model would be done before anybody could kill it
+PACE_S = 0.06  # the demo model alone would finish before the kill
 SERVE = """
 import sys, time
 from notso.smollm3.engine.engine_core import EngineCore
@@ -34,7 +34,7 @@ main()
 
 
 class Process:
-    """`notso serve` on the demo model."""
+    """`notso serve` with the demo model."""
 
     def __init__(self, folder: Path, port: int, pace_s: float) -> None:
         folder.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ class Process:
 
 
 def unused_port() -> int:
-    """Below those that the system gives out: while the server is away nobody is given its port."""
+    """Return a port below the ephemeral range, so that no other process gets it while the server is down."""
     while True:
         with socket.socket() as free, suppress(OSError):
             free.bind(("127.0.0.1", SystemRandom().randrange(20_000, 32_000)))
@@ -68,7 +68,7 @@ def unused_port() -> int:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., tuple[str, Process]]]:
-    """Start it, always on the same port and folder."""
+    """Return a function that starts the server, always with the same port and folder."""
     port = unused_port()
     started: list[Process] = []
 
@@ -94,7 +94,7 @@ def test_killed_in_an_answer_and_started_again(
     page.wait_for_url("**/chats/*")
     expect(last_answer(page).locator(".answer")).to_contain_text("Once there was a small model")
     saved = ""
-    while not saved:  # what is on the disk, a second or so behind what is shown
+    while not saved:  # the stored text is about a second behind the page
         page.wait_for_timeout(100)
         exported = page.request.get(f"{page.url}/export/json").json()
         saved = exported["chats"][0]["messages"][-1]["content"].strip()
@@ -111,5 +111,5 @@ def test_killed_in_an_answer_and_started_again(
 
     page.get_by_role("link", name="New chat").click()
     begin(page, "Tell me a story")
-    assert last_answer(page).locator(".answer").inner_text().strip() == whole, "as if it had never been interrupted"
+    assert last_answer(page).locator(".answer").inner_text().strip() == whole, "as if there had been no interruption"
     expect(answers(page)).to_have_count(1)

@@ -1,4 +1,4 @@
-"""Mermaid diagrams are drawn in a frame that runs scripts and can do nothing else."""
+"""Mermaid diagrams are drawn in a sandboxed frame that can run scripts and do nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_diagram_is_drawn_in_a_frame_of_its_own(serve: Callable[..., Any], ope
     )
     page.wait_for_url(re.compile("/chats/"))
     expect(page.locator(".code-label").first).to_contain_text("mermaid")
-    assert not [url for url in fetched if "diagram" in url or "mermaid" in url], "only where one is asked for"
+    assert not [url for url in fetched if "diagram" in url or "mermaid" in url], "only requested for a diagram"
     page.locator(".preview-code").first.click()
     frame = page.frame_locator("#preview-place iframe")
     expect(frame.locator("svg")).to_contain_text("Begin")

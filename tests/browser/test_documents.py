@@ -1,4 +1,4 @@
-"""The library by hand: documents are added, found, asked about and deleted; what cannot be read says so."""
+"""The document library: adding, searching, asking and deleting, and messages for unreadable files."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A thousand hostile texts in a real browser: no script runs, no request leaves, nothing is obeyed, the page stays the
-page.
+"""A thousand hostile texts in a real browser: no script runs, no request leaves, no text is obeyed, the page stays
+intact.
 
-A share is said by the engine, a byte with each token and as the tokenizer cuts them. All of them come to the page with
-an update for every byte, made by the renderer and the frames of the server. (The whole way with every byte an update,
-at ten updates a second, would take hours.) tests/web/rendering/test_hostile_stream.py looks at it without one.
+The engine says a part of them, both byte by byte and as tokenized text. All of them reach the page in a stream with one
+update per byte, built by the server's renderer and log. (The full path for every byte would take hours at ten updates a
+second.) tests/web/rendering/test_hostile_stream.py covers the stream without a browser.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def assert_unharmed(page: Page, articles: int = 2) -> None:
 def test_what_the_engine_says_is_harmless(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
-    """Two answers side by side, of which one says a byte with each token."""
+    """Run two answers at once, of which one says a byte with each token."""
     url = serve(lambda: demo.load(context_tokens=8192)).url
     pages, addresses = [], list[str]()
-    demo.pace_s = 0.01  # so that they are written at the same time
+    demo.pace_s = 0.01  # so that both answers run at the same time
     for texts in (hostile(0)[::9], hostile(1)[::9]):
         demo.dictate([b"\n\n".join([*texts, b"The end."])] if not pages else spoken(texts))
-        page = open_page(url)  # fails at the end for any console error and any request to elsewhere
+        page = open_page(url)  # the fixture fails on console errors and on requests to other origins
         page.on("request", lambda request: addresses.append(request.url))
         page.locator("#text").fill(b"\n".join(texts[-20:]).decode(errors="replace").replace("\x00", ""))
         page.get_by_role("switch", name="Thinking").locator("..").click()
@@ -55,7 +55,7 @@ def test_what_the_engine_says_is_harmless(
     for page in pages:
         expect(last_answer(page)).to_have_attribute("data-state", "done", timeout=120_000)
         expect(page.locator(".answer")).to_contain_text("The end.")
-        assert "\ufffd" in page.locator(".answer").inner_text(), "bytes that are no UTF-8 show as such"
+        assert "\ufffd" in page.locator(".answer").inner_text(), "invalid UTF-8 is shown as such"
         assert_unharmed(page)
         for button in page.locator(".answer .copy-code").all()[:2]:
             button.click()
@@ -66,7 +66,7 @@ def test_what_the_engine_says_is_harmless(
 
 
 def spoken(texts: list[bytes]) -> list[str | bytes]:
-    """For the model to say: as the tokenizer cuts them, and byte by byte where they are no UTF-8."""
+    """Convert texts for `dictate`: as text if they are valid UTF-8, otherwise as bytes."""
     said: list[str | bytes] = []
     for data in texts:
         try:
@@ -82,7 +82,7 @@ def spoken(texts: list[bytes]) -> list[str | bytes]:
 def test_a_thousand_hostile_texts_split_at_every_byte(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, batch: int
 ) -> None:
-    """The stream of a held answer is answered with one that has an update of its own for every byte."""
+    """Replace the stream of a held answer with one that has an update for every byte."""
     texts = hostile(batch)
     page = open_page(serve(demo.load).url)
     addresses: list[str] = []
@@ -93,7 +93,7 @@ def test_a_thousand_hostile_texts_split_at_every_byte(
     def every_byte(route: Route) -> None:
         if not streams:
             streams.append(stream_of(last_answer(page).get_attribute("id") or "", texts))
-        with suppress(Error):  # the page asks again when it ends, and may have left by then
+        with suppress(Error):  # the page reconnects when the stream ends, and may have left by then
             route.fulfill(status=200, content_type="text/event-stream", body=streams[0][0])
 
     page.route("**/generations/*/events?*", every_byte)
@@ -114,7 +114,7 @@ def test_a_thousand_hostile_texts_split_at_every_byte(
 
 
 def stream_of(article: str, texts: list[bytes]) -> tuple[bytes, int]:
-    """An event stream, as the server writes it, with an update for every byte of the texts, and how many those are."""
+    """Build the server's event stream with an update for every byte; return it and the number of updates."""
     message = article.removeprefix("msg-")
 
     async def events() -> AsyncIterator[bytes]:
@@ -139,7 +139,7 @@ def stream_of(article: str, texts: list[bytes]) -> tuple[bytes, int]:
 
 
 def run_apart(work: Callable[[], Any]) -> Any:
-    """Run a coroutine in a thread of its own: playwright keeps this one's loop."""
+    """Run a coroutine in another thread, because playwright occupies this thread's event loop."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""Many chats and what is used again, by hand: starts, marks, saved prompts, previews, archive, branches, languages."""
+"""Many chats and reusable items: starts, bookmarks, saved prompts, previews, archive, branches, languages."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_send_is_in_reach_however_little_there_is_to_see(
 
 
 def test_a_preview_runs_nothing_and_fetches_nothing(serve: Serve, open_page: Open, picture: Picture) -> None:
-    page = open_page(serve(saying(HOSTILE)).url)  # a request elsewhere or an error in the console fails the test
+    page = open_page(serve(saying(HOSTILE)).url)  # the fixture fails on requests to other origins and on console errors
     begin(page)
     page.get_by_role("button", name="Preview").click()
     frame = page.frame_locator("iframe[name=preview-frame]")
@@ -245,7 +245,7 @@ SHOW = "(id) => { const it = document.getElementById(id); it.popover ? it.showPo
 
 @pytest.mark.parametrize("code", [code for code in LANGUAGES if code != "en"])
 def test_the_page_speaks_the_browsers_language(serve: Serve, open_page: Open, picture: Picture, code: str) -> None:
-    """At a phone's width nothing leaves the page, however long that language's words are."""
+    """At a phone's width nothing exceeds the page, however long the words of the language are."""
     said = table(code)
     page = open_page(serve(saying("Oui.")).url, locale=code, viewport={"width": 360, "height": 640})
     expect(page.locator("html")).to_have_attribute("lang", code)

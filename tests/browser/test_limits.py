@@ -1,6 +1,5 @@
-"""Waiting and limits, on the real engine: the queue, the reading of a prompt, the thinking budget, the badge, and what
-happens where the context ends.
-"""
+"""Waiting and limits, with the real engine: queue, prompt processing, thinking budget, status badge and the context's
+end."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ def test_who_waits_is_told_the_place_and_can_leave(
     demo.dictate("word " * 3000)
     ask(first, "Go on for long")
     expect(first.locator("#status-label")).to_have_text("Generating")
-    second, third = open_page(url), open_page(url)  # each a browser of its own: one has but six connections
+    # separate browser contexts, because each has only six connections to a server
+    second, third = open_page(url), open_page(url)
     for page, place in ((second, 1), (third, 2)):
         ask(page, "Hello")
         expect(page.locator("#status-label")).to_have_text(f"Queued (#{place})")

@@ -91,7 +91,7 @@ def test_on_a_phone_the_chats_are_in_a_drawer(chat: Callable[..., Page]) -> None
     expect(page.locator("#sidebar")).to_be_hidden()
     page.locator("#text").fill("a")
     page.locator("#text").press("Enter")
-    assert page.locator("#text").input_value() == "a\n", "a touch keyboard keeps its Enter"
+    assert page.locator("#text").input_value() == "a\n", "on a touch keyboard, Enter inserts a line break"
     assert page.evaluate("parseFloat(getComputedStyle(document.getElementById('text')).fontSize)") >= 16
     small = page.evaluate(
         "[...document.querySelectorAll('button, summary.icon, .switch')].filter(e => e.checkVisibility())"
@@ -117,7 +117,7 @@ def test_colours_the_reader_forces_leave_everything_visible(chat: Callable[..., 
     background = "getComputedStyle(document.querySelector('.switch .track')).backgroundColor"
     on = page.evaluate(background)
     page.get_by_role("switch", name="Thinking").locator("..").click()
-    until(page, f"on => {background} !== on", on)  # it shows its state without shadows
+    until(page, f"on => {background} !== on", on)  # the state is visible without shadows
     for selector in ("#composer", ".bubble", "#status .badge"):
         assert page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).borderTopStyle") == "solid"
 
@@ -192,21 +192,21 @@ def test_following_the_end_and_leaving_it(
     finished(page, 2)
     until(page, AT_END)
     last_answer(page).locator(".reasoning summary").click()
-    expect(page.locator("#newest")).to_be_visible()  # what is opened is looked at: the end does not take it away
+    expect(page.locator("#newest")).to_be_visible()  # an open section must not scroll away when the answer ends
     expect(last_answer(page).locator(".reasoning summary")).to_be_in_viewport()
 
 
 def test_nothing_moves_for_those_who_want_it_still(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
-    """While an answer is written, which is when most moves, and with every sheet open."""
+    """Checked while an answer is written, when most things move, and with every dialog open."""
     moving = """() => document.getAnimations().filter((each) => each.playState === "running"
         && each.effect.getComputedTiming().duration > 10).map((one) => one.animationName ?? one.transitionProperty)"""
     page = open_page(serve(demo.load).url)
     demo.hold("thinking")
     ask(page, "Hello")
     expect(page.locator("#status-label")).to_contain_text("Thinking")
-    assert page.evaluate(moving) != [], "else this shows nothing"
+    assert page.evaluate(moving) != [], "otherwise this test shows nothing"
     page.emulate_media(reduced_motion="reduce")
     until(page, f"() => ({moving})().length === 0")
     for name in ("help", "search", "settings"):

@@ -1,4 +1,4 @@
-"""What can be done with a question and its answer, on the real engine, and how they look."""
+"""Operations on questions and answers, with the real engine, and how messages look."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 
 @pytest.fixture
 def numbered(demo: DemoEngine) -> DemoEngine:
-    """Answers that differ: each has its number."""
+    """Let each answer contain its number, so that all differ."""
     for number in range(1, 9):
         demo.dictate(f"Answer number {number}.")
     return demo
@@ -106,7 +106,7 @@ def test_edit_an_answer(serve: Serve, open_page: Open, numbered: DemoEngine) -> 
     expect(answers(page).locator("strong")).to_have_text("own")
     ask(page, "What did you say?")
     finished(page, 2)
-    assert any("My **own** words." in prompt for prompt in numbered.prompts), "the model reads the new words"
+    assert any("My **own** words." in prompt for prompt in numbered.prompts), "the prompt contains the new text"
 
 
 @pytest.mark.parametrize("way", ["button", "key"])
@@ -132,7 +132,7 @@ def test_stop_and_continue(serve: Serve, open_page: Open, demo: DemoEngine, way:
     expect(answers(page).locator(".answer")).to_contain_text("And that was all.")
     finished(page)
     expect(answers(page).locator(".answer")).to_contain_text("word word")
-    assert "word word" in demo.prompts[1].rpartition("assistant")[2], "it goes on from its own words"
+    assert "word word" in demo.prompts[1].rpartition("assistant")[2], "the answer continues its own text"
 
 
 def test_a_thought_that_was_stopped_goes_on_or_ends(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -176,7 +176,7 @@ def test_a_question_and_an_answer_are_copied_as_they_were_written(
 def test_tables_lists_and_formulas_of_the_model_are_set(
     serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
 ) -> None:
-    """What the demo model writes by itself when it is asked for it."""
+    """The demo model writes these structures when it is asked for them."""
     page = open_page(serve(demo.load).url)
     begin(page, "Write a table")
     expect(last_answer(page).locator("table th")).to_have_text(["number", "square"])
@@ -198,7 +198,7 @@ def test_code_is_coloured_when_its_block_is_closed(serve: Serve, open_page: Open
     with demo.held("answer", 18):
         ask(page, "Code")
         expect(last_answer(page).locator("pre code")).to_contain_text("def f(x)")
-        assert last_answer(page).locator("pre code span").count() == 0, "while it is open it is plain"
+        assert last_answer(page).locator("pre code span").count() == 0, "plain while it is open"
     finished(page)
     expect(last_answer(page).locator("pre code .k").first).to_have_text("def")
     colours = page.evaluate(
@@ -250,14 +250,14 @@ def test_summarize_and_take_it_out(serve: Serve, open_page: Open, numbered: Demo
     ask(page, "And then?")
     finished(page, 3)
     read = next(prompt for prompt in numbered.prompts if "And then?" in prompt)
-    assert "A question before" not in read and "Answer number 2." in read, "the summary stands for what was before it"
+    assert "A question before" not in read and "Answer number 2." in read, "the summary replaces the messages above it"
     card.get_by_role("button", name=words["unsummarize"]).click()
     expect(card).to_have_count(0)
     expect(questions(page).first).to_contain_text("A question before the summary")
 
 
 def test_a_page_listens_on_one_connection(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
-    """Browsers open six to a server: a page that kept old ones would stop in the middle of a chat."""
+    """Browsers open six connections to a server; a page that kept old ones open would block in the middle of a chat."""
     page = open_page(serve(numbered.load).url)
     begin(page)
     open_feeds: set[Any] = set()
@@ -320,7 +320,7 @@ def test_reloading_shows_the_branch_that_was_begun_at_a_search_hit(
     finished(page)
     page.locator("#sidebar [commandfor=search]").click()
     page.locator("#search-text").fill("number")
-    with page.expect_response("**/estimate"):  # what the new page requests by itself
+    with page.expect_response("**/estimate"):  # requests that the new page sends on its own
         page.locator("#search-results a[href*='?at=']").first.click()
     expect(page).to_have_url(re.compile(r"\?at="))
     answers(page).hover()

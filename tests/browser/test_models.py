@@ -1,4 +1,4 @@
-"""The page about models before a person: fetching, stopping, going on, taking another, and a model that fails."""
+"""The models page: downloading, stopping, resuming, switching, and a model that fails to load."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ AXE = Path(__file__).parent / "axe" / "axe.min.js"
 
 
 def load(path: Path | None) -> Engine:
-    """The real engine; what the fake Hub serves is no model, so it fails as a damaged file does."""
+    """Load the real engine; the fake Hub's file is not a model, so it fails as a damaged file does."""
     return Engine.load(path, threads=1)
 
 
 def violations(page: Page) -> list[str]:
-    """What axe-core finds wrong, in the page as it is now."""
+    """Return the violations that axe-core finds in the current page."""
     page.evaluate(AXE.read_text("utf-8"))
     found = page.evaluate("axe.run().then(result => result.violations)")
     return [f"{each['id']}: {node['html'][:120]}" for each in found for node in each["nodes"]]
@@ -54,7 +54,7 @@ def test_fetch_stop_reload_resume_and_use(
     page.wait_for_function("before => +document.querySelector('progress').value > before", arg=before)
     stop = page.get_by_role("button", name="Stop")
     stop.focus()
-    page.wait_for_timeout(1500)  # one update at least
+    page.wait_for_timeout(1500)  # at least one update
     expect(stop).to_be_focused()
     page.reload()
     expect(page.get_by_role("progressbar")).to_be_visible()
@@ -70,7 +70,7 @@ def test_fetch_stop_reload_resume_and_use(
     assert fake_hub.gets[-1] == f"bytes={kept}-"
 
     page.get_by_role("button", name="Load small:Q4_K_M").click()
-    expect(page.get_by_text("Could not load the model")).to_be_visible()  # random bytes are no model
+    expect(page.get_by_text("Could not load the model")).to_be_visible()  # random bytes, which are not a model
     page.get_by_role("button", name="Load demo").click()
     expect(page.locator("#model-demo").get_by_text("In use")).to_be_visible()
 
@@ -129,7 +129,7 @@ def test_nothing_for_axe_to_find(
     page.get_by_role("button", name="Download").click()
     expect(page.get_by_role("progressbar")).to_be_visible()
     assert violations(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing exceeds the page width"
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
     assert violations(page) == []

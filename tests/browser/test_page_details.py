@@ -1,4 +1,4 @@
-"""What a person notices on the second day: drafts that stay, words where there was silence, what is behind figures."""
+"""Smaller page features: drafts that survive, messages for otherwise silent failures, details behind numbers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def answered(page: Page, count: int = 1) -> None:
 
 
 def reload_until_answered(page: Page) -> None:
-    """What a person without scripts does, and what the page tells them to do."""
+    """Reload until the answer is there, as the page tells users without scripts."""
     for _ in range(600):
         if page.locator("article.assistant[data-state=done]").count():
             return
         expect(page.get_by_text("Reload the page to see the response")).to_be_visible()
         page.wait_for_timeout(100)
         page.reload()
-    raise AssertionError("no answer came")
+    raise AssertionError("no answer appeared")
 
 
 def test_a_draft_survives_a_reload_and_not_its_sending(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -131,7 +131,7 @@ def test_without_a_script_one_can_ask_read_search_and_export(serve: Serve, open_
     reload_until_answered(page)
     assert "SmolLM3" in page.locator("article.assistant .answer").inner_text()
     with page.expect_download() as export:
-        page.locator("[popovertarget=chat-menu]").click()  # popovers need no script
+        page.locator("[popovertarget=chat-menu]").click()  # popovers work without scripts
         page.get_by_role("link", name="Markdown").click()
     assert "What is SmolLM3?" in Path(export.value.path()).read_text()
     page.locator("article.assistant").get_by_role("button", name=words["regenerate"]).click()
@@ -162,11 +162,11 @@ def test_the_pill_tells_figures_for_as_long_as_it_is_open(serve: Serve, open_pag
     expect(facts).to_contain_text("Last response")
     expect(facts).to_contain_text("Time to first token")
     page.keyboard.press("Escape")
-    page.wait_for_timeout(1500)  # what was under way when it closed
+    page.wait_for_timeout(1500)  # requests that were under way when it closed
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(2500)
-    assert not [url for url in asked if "/status" in url], "nobody looks, nothing is asked"
+    assert not [url for url in asked if "/status" in url], "closed, so nothing is requested"
 
 
 def test_memory_and_the_data_folder_are_shown(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -232,7 +232,7 @@ def test_from_question_to_question(serve: Serve, open_page: Open, demo: DemoEngi
 def test_another_model_by_a_part_of_its_name(
     serve: Serve, open_page: Open, demo: DemoEngine, own_home: Path, tmp_path: Path
 ) -> None:
-    """The engine that is taken is scripted, since it must go by another name than the one before."""
+    """The other engine is scripted, because it must have another name."""
     gate = threading.Event()
     model_registry = ModelRegistry(
         lambda path: ScriptedEngine(name="Another" if gate.wait(60) else "Nobody waited for"), tmp_path
@@ -295,12 +295,12 @@ def test_suggestions_move_nothing(serve: Serve, open_page: Open, demo: DemoEngin
             page.locator("article.assistant footer").bounding_box(),
             page.locator("#suggestions").bounding_box(),
         )
-        assert last and chips and last["y"] + last["height"] <= chips["y"] + 1, "they lie over nothing"
+        assert last and chips and last["y"] + last["height"] <= chips["y"] + 1, "no overlap with the answer"
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_chat_below_a_path_asks_for_nothing_outside_it(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
-    """A whole visit: an answer that streams, sheets, a command that navigates, an import and another look."""
+    """A whole visit: a streamed answer, a dialog, a command that navigates, and an import."""
     demo.dictate("A **bold** answer with $x^2$ and `code`.\n\n```python\nprint(1)\n```\n")
     server = serve(demo.load, base_path="/chat")
     page = open_page(server.url + "chat/")

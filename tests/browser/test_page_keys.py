@@ -1,4 +1,4 @@
-"""Keys, focus and the clipboard: sheets are modal, lists are one Tab stop, and no editing key is taken."""
+"""Keyboard, focus and clipboard: dialogs are modal, lists are one Tab stop, and no editing key is taken over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PRESSED = """([init]) => {
     return event.defaultPrevented;
 }"""
 ARROWS = ("ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown")
-# What edits text on some system: Option and Command with arrows and Enter, Emacs keys with Control on a Mac.
+# Text editing keys of all systems: Option and Command with arrows or Enter, and Emacs keys with Control on a Mac.
 EDITING = [
     *({"key": key, "altKey": True} for key in (*ARROWS, "Enter", "Backspace")),
     *({"key": key, "altKey": True, "shiftKey": True} for key in ARROWS),
@@ -131,7 +131,7 @@ def test_a_chat_is_renamed_and_archived_in_its_row(page: Page) -> None:
     expect(page.locator("#chat-list").get_by_role("link", name="First")).to_be_visible()
     chat_row(page, "First").get_by_role("button", name=words["archive_this"]).click()
     expect(page.locator("#chat-list").get_by_role("link", name="First")).to_have_count(0)
-    assert page.url == here, "another chat's row leaves the page where it is"
+    assert page.url == here, "a row of another chat does not leave the current page"
 
 
 def test_no_editing_key_is_taken(page: Page) -> None:
@@ -147,19 +147,19 @@ def test_no_editing_key_of_a_mac_is_taken(browser: Browser, server: Served, page
     mac = opened(context, page.url)
     mac.locator("#text").fill("half a thought")
     assert [key for key in EDITING + EDITING_ON_MAC if mac.evaluate(PRESSED, [key])] == []
-    assert mac.evaluate(PRESSED, [{"key": "k", "metaKey": True}]), "Command is the modifier there"
+    assert mac.evaluate(PRESSED, [{"key": "k", "metaKey": True}]), "Command is the modifier on a Mac"
     context.close()
 
 
 @pytest.mark.parametrize("event", [{"isComposing": True}, {"keyCode": 229}])
 def test_enter_that_ends_a_composition_sends_nothing(page: Page, event: dict[str, Any]) -> None:
-    """Safari reports the end of a composition before the Enter that caused it, with the key code 229."""
+    """Safari reports the end of a composition before the Enter that caused it, with key code 229."""
     page.locator("#text").fill("日本")
     assert not page.evaluate(PRESSED, [{"key": "Enter", **event}])
     expect(page.locator("#text")).to_have_value("日本")
     assert page.locator("article.pending").count() == 0
     page.locator("#text").fill("/")
-    assert not page.evaluate(PRESSED, [{"key": "Enter", **event}]), "nor does it run a command"
+    assert not page.evaluate(PRESSED, [{"key": "Enter", **event}]), "it runs no command either"
     page.locator("#text").fill("")
 
 

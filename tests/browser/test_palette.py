@@ -1,4 +1,4 @@
-"""The palette over the input, by keys and by mouse, and every command in it, on the real engine."""
+"""The command palette above the input, by keyboard and mouse, and every command in it, with the real engine."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page], demo: Dem
     text.fill("/temprature")
     text.press("Enter")
     assert text.input_value() == "/temp "
-    page.get_by_role("button", name="Send").click()  # the settings come, since nothing follows
+    page.get_by_role("button", name="Send").click()  # no value follows the command, so the settings open
     expect(page.locator("#settings")).to_be_visible()
     page.keyboard.press("Escape")
     for count, (typed, sent) in enumerate(
@@ -173,7 +173,7 @@ def test_a_command_that_cannot_take_what_follows_it_says_so(
         text.fill(typed)
         text.press("Enter")
         expect(problem).to_contain_text(told)
-        assert text.input_value() == typed, "nothing that was typed is lost"
+        assert text.input_value() == typed, "the typed text is not lost"
     text.fill("/regenerate")
     text.press("Enter")
     expect(problem).to_contain_text("nothing to apply this command to")
@@ -212,7 +212,7 @@ def test_prompts_and_resources_of_mcp_servers(
         json.dumps({"mcpServers": {"notes": {"command": sys.executable, "args": [program]}}})
     )
     page = open_page(serve(demo.load, mcp_config=tmp_path / "mcp.json").url, expected="status of 502")
-    page.goto(f"{page.url}tools")  # waits for the servers
+    page.goto(f"{page.url}tools")  # waits until the servers have started
     page.goto(page.url.removesuffix("tools"))
     text = page.locator("#text")
     text.fill("/notes:")

@@ -1,4 +1,4 @@
-"""What plugins add to the page, and the operator's page, as a person sees them."""
+"""Plugin features on the page, and the operator's page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_key_opens_the_page_and_an_operators_key_the_operators(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine, tmp_path: Path
 ) -> None:
     book = KeyBook(lambda: SQLiteAccessStore(tmp_path / "data"))
-    with ThreadPoolExecutor(1) as thread:  # this one has the browser's event loop
+    with ThreadPoolExecutor(1) as thread:  # this thread already runs the browser's event loop
         secret, _ = thread.submit(book.add, "olga", tokens_per_day=9_000, is_operator=True).result()
     page = open_page(serve(demo.load, sign_in=SignInSettings(require_key=True)).url)
     page.locator("#api_key").fill(secret)

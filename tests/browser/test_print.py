@@ -1,4 +1,4 @@
-"""What is printed: the PDF's text and ink compared with the chat, in both themes."""
+"""Printing: the text and ink of the PDF match the chat in both themes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ $$\\frac{{\\alpha}}{{\\beta}} + \\sum_{{i=1}}^{{n}} i$$
 )
 LAST = "The last formula is $\\sqrt{\\gamma}$ and the end."
 SCALE = 0.5
-WHITE, BLACK = 250, 110  # of 255
+WHITE, BLACK = 250, 110  # brightness, from 0 to 255
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def text_of(pages: list[Any]) -> str:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_printed_chat_has_its_text_and_ink(chat: Callable[..., Page], theme: str, tmp_path: Path) -> None:
     page = chat(theme)
-    # Printed from the top, where the formulas at the end were never near the screen.
+    # Print while scrolled to the top, so the formulas at the end have never been near the viewport.
     page.locator("#scroller").evaluate("element => { element.scrollTop = 0; }")
     target = tmp_path / "chat.pdf"
     page.pdf(path=target, format="A4")
@@ -105,19 +105,19 @@ def test_a_printed_chat_has_its_text_and_ink(chat: Callable[..., Page], theme: s
         "line_69 = 69",
     ):
         assert re.sub(r"\s", "", part) in joined, part
-    assert re.sub(r"\s", "", CODE) in joined, "a long line of code is whole"
+    assert re.sub(r"\s", "", CODE) in joined, "a long line of code is complete"
     for at in range(40):
         assert f"Paragraph{at}of" in joined
     assert re.search("[\u0600-\u06ff\ufb50-\ufeff]{3}", text), "Arabic letters"
     for left in ("\\frac", "\\sqrt", "\\log", "$", "Skip to", "Copy", "Wrap", "tokens"):
         assert left not in text, left
     assert "γ" in text or "𝛾" in text, "the last formula is typeset"
-    # Ink: black on white, and nothing over the text at the top of a page.
+    # Ink: black on white, and no text overlaid at the top of a page.
     darkest = 255
     for each in pages:
         image = each.render(scale=SCALE).to_numpy()[:, :, :3]
         corners = [int(image[y, x].min()) for y in (2, -3) for x in (2, -3)]
-        assert min(corners) > WHITE, "a white sheet"
+        assert min(corners) > WHITE, "white paper"
         darkest = min(darkest, int(image.min()))
         assert (image.min(axis=2) > WHITE).mean() > 0.7
     assert darkest < BLACK, "black ink"
@@ -138,6 +138,6 @@ def test_an_exported_page_has_typeset_formulas(chat: Callable[..., Page], browse
             return [top, bottom];
         })"""
     )
-    assert all(above[1] <= below[0] for above, below in pairwise(boxes)), "nothing overlaps"
+    assert all(above[1] <= below[0] for above, below in pairwise(boxes)), "messages do not overlap"
     assert exported.locator("math").first.evaluate("element => element.getBoundingClientRect().width") > 10
     exported.close()

@@ -1,4 +1,4 @@
-"""Projects and memory by hand: created, filled, asked in, moved to, deleted; in light, dark and on a phone."""
+"""Projects and memory: creating, filling, asking, moving and deleting; light, dark and on a phone."""
 
 from __future__ import annotations
 

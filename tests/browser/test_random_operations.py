@@ -1,8 +1,8 @@
-"""Random operations in two tabs, compared with a model of every chat after each of them.
+"""Random operations in two tabs; after each, the server and both tabs are compared with a model of every chat.
 
-The operator sends, stops, edits, regenerates, switches versions, renames, pins, archives, deletes, restores, moves to a
-project, searches, imports, attaches, queues, reloads and goes back. After each operation the database must hold exactly
-the chats and messages of the model, and both tabs must show them, with the drafts, files and queues that belong there.
+The operations send, stop, edit, regenerate, switch versions, rename, pin, archive, delete, restore, move to a project,
+search, import, attach, queue, reload and go back. After each, the database must hold exactly the chats and messages of
+the model, and both tabs must show them with their drafts, files and queues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPERATIONS = int(os.environ.get("OPERATIONS", "200" if is_long("page") else "25"
 MOST_CHATS, MOST_MESSAGES, NEWEST = 7, 16, 40
 WORDS = ("so", "und", "für", "שלום", "1 < 2", "{{ y }}", "日本", "a & b", "<i>", "naïve")
 PROJECT = "Birds"
-NOISE = "status of 4(00|04|09)|htmx:error|Transition was skipped"  # refusals, and pages left while they appear
+NOISE = "status of 4(00|04|09)|htmx:error|Transition was skipped"  # refusals, and page transitions that are interrupted
 
 STATE = """() => ({
   path: location.pathname,
@@ -53,7 +53,7 @@ STATE = """() => ({
 
 
 class Talker:
-    """A script whose answers are all different, and can be held in their middle."""
+    """A scripted engine whose answers all differ and can be held in the middle."""
 
     def __init__(self) -> None:
         self.engine = ScriptedEngine(self.script, slots=4, is_demo=False)
@@ -81,7 +81,7 @@ class Talker:
 
 @dataclass(eq=False)
 class Node:
-    """A message of the model. `content` is None until an unfinished answer has ended."""
+    """A message of the model. `content` is None until the answer has ended."""
 
     role: str
     content: str | None
@@ -112,7 +112,7 @@ class Chat:
         return f"/chats/{self.id}"
 
     def line(self) -> list[Node]:
-        """The chosen branch, else the newest."""
+        """Return the chosen branch; below the last choice, the newest messages."""
         found, node = [], self.root
         while node.children:
             node = node.chosen if node.chosen in node.children else node.children[-1]
@@ -149,7 +149,7 @@ class Tab:
 
 
 class Operator:
-    """Does things at random, in the page and in the model."""
+    """Performs random operations on the page and on the model."""
 
     def __init__(self, pages: list[Page], url: str, database: Path, talker: Talker, seed: int) -> None:
         self.random = random.Random(seed)
@@ -160,7 +160,7 @@ class Operator:
         self.log: list[str] = []
         self.tab = self.tabs[0]
 
-    # ---- where it is
+    # ---- position
 
     @property
     def page(self) -> Page:
@@ -190,10 +190,10 @@ class Operator:
         self.advance(tab)
 
     def arrived(self) -> None:
-        """A queue goes on where its chat is opened."""
+        """Continue the queue of the chat that the tab has just opened."""
         self.advance(self.tab)
 
-    # ---- what becomes of a message
+    # ---- what happens to a message
 
     def ask(self, chat: Chat, above: Node, text: str, files: list[str] | None = None) -> None:
         question = chat.add(above, "user", text, files=files or [])
@@ -205,7 +205,7 @@ class Operator:
             self.end(chat)
 
     def end(self, chat: Chat) -> None:
-        """The running answer has ended by itself; queues go on."""
+        """Record in the model that the running answer has ended."""
         node = chat.running()
         if node is None:
             return
@@ -215,7 +215,7 @@ class Operator:
             "SELECT answer.content FROM messages AS answer JOIN messages AS question ON question.id = answer.parent_id"
             " WHERE answer.chat_id = ? AND question.content = ? ORDER BY answer.position DESC LIMIT 1"
         )
-        [(content,)] = self.read(sql, chat.id, node.parent.content)  # a copy of the chat may be asked the same
+        [(content,)] = self.read(sql, chat.id, node.parent.content)  # a copy of the chat may contain the same question
         assert content in self.said(node)
         node.state, node.content = "done", content
 
@@ -239,7 +239,7 @@ class Operator:
         raise AssertionError("an answer did not end")
 
     def advance(self, tab: Tab) -> None:
-        """Messages that wait in this tab are sent, as the chat is idle, or come back."""
+        """Send the queued messages of this tab if the chat is idle, or return them to the input after a failure."""
         chat = self.chats.get(tab.path.removeprefix("/chats/"))
         while chat is not None and chat.running() is None and (queue := tab.queues.get(tab.path)):
             last = chat.line()[-1] if chat.line() else None
@@ -255,18 +255,18 @@ class Operator:
             self.ask(chat, chat.line()[-1], text, files)
 
     def stored(self, chat: Chat, text: str) -> None:
-        """Wait until the store has a question."""
+        """Wait until the store contains the message."""
         for _ in range(4000):
             if self.read("SELECT 1 FROM messages WHERE chat_id = ? AND content = ?", chat.id, text):
                 return
             self.page.wait_for_timeout(5)
         raise AssertionError(f"{text} was not stored")
 
-    # ---- operations; each returns False where it makes no sense
+    # ---- operations; each returns False if it is not possible now
 
     def type(self) -> bool:
         if len(self.tab.drafts.get(self.tab.path, "")) > 60:
-            return False  # a longer first line is cut to be the title
+            return False  # a longer first line would be shortened for the title
         added = self.words("d") + self.random.choice(("", "\n", " "))
         self.page.locator("#text").focus()
         self.page.keyboard.press("Control+End")
@@ -303,7 +303,7 @@ class Operator:
             self.tab.path = "/" + self.page.url.split("/", 3)[3]
             chat = Chat(self.tab.path.removeprefix("/chats/"), text.splitlines()[0].strip())
             self.chats[chat.id] = chat
-        elif self.maybe(0.3):  # typed on while the question is on its way
+        elif self.maybe(0.3):  # keep typing while the question is being sent
             more = self.words("m")
             self.page.keyboard.insert_text(more)
             self.tab.drafts[self.tab.path] = more
@@ -312,7 +312,7 @@ class Operator:
         return True
 
     def collide(self) -> bool:
-        """Both tabs send at once: each text is stored once, or is back in its input."""
+        """Send from both tabs at once: each text must be stored once or returned to its input."""
         chat = self.idle_chat()
         if chat is None or len(chat.line()) + 4 > MOST_MESSAGES or self.talker.held:
             return False
@@ -363,7 +363,7 @@ class Operator:
         return True
 
     def finish(self) -> bool:
-        """All held answers end, and queues go on in the tabs that show them."""
+        """Let all held answers end, and continue the queues of the tabs."""
         if not self.talker.held:
             return False
         self.talker.release()
@@ -385,7 +385,7 @@ class Operator:
         return True
 
     def cut(self, chat: Chat, node: Node) -> None:
-        """The store has a beginning of the answer."""
+        """Record the beginning of the answer that the store has kept."""
         self.settle(chat)
         assert node.parent is not None
         [(content, state)] = self.newest("content, state", chat)
@@ -404,7 +404,7 @@ class Operator:
         return sent
 
     def go_on(self) -> bool:
-        """A stopped answer is continued."""
+        """Continue a stopped answer."""
         chat = self.idle_chat()
         node = chat.line()[-1] if chat is not None and chat.line() else None
         if chat is None or node is None or node.state != "stopped" or not node.content or self.talker.held:
@@ -419,7 +419,7 @@ class Operator:
         return True
 
     def turn(self, roles: str = "user assistant") -> tuple[Node, Locator] | None:
-        """A message of the shown branch, and its article."""
+        """Return a random message of the shown branch and its article."""
         chat = self.idle_chat()
         line = [] if chat is None else chat.line()
         choices = [at for at, node in enumerate(line) if node.role in roles and node.content]
@@ -482,7 +482,7 @@ class Operator:
         article.locator(".toolbar").hover()
         article.locator(f"[data-version={way}]").click()
         node.parent.chosen = family[place + (1 if way == "next" else -1)]
-        while node.parent is not None:  # what is above it stays chosen
+        while node.parent is not None:  # all messages above become the chosen branch
             node = node.parent
             if node.parent is not None:
                 node.parent.chosen = node
@@ -501,7 +501,7 @@ class Operator:
         return True
 
     def clear_toasts(self) -> None:
-        """Without those of earlier deletions, the last toast is that of the next one."""
+        """Remove earlier notifications, so that the next one is the last."""
         self.page.evaluate("document.querySelectorAll('.toast').forEach((toast) => toast.remove())")
 
     def delete_message(self) -> bool:
@@ -533,7 +533,7 @@ class Operator:
         return True
 
     def prompt(self) -> bool:
-        """The chat's system prompt is changed in the settings."""
+        """Change the chat's system prompt in its settings."""
         if self.chat is None:
             return False
         field = self.page.locator("#set-system_prompt")
@@ -616,13 +616,13 @@ class Operator:
             if node is not None:
                 self.cut(chat, node)
             self.arrived()
-        for tab in self.tabs:  # the other tab shows it again, or goes home
+        for tab in self.tabs:  # the other tab loads the chat again, or the start page
             if tab is not self.tab and tab.path == chat.path:
                 self.go(chat.path if chat.id in self.chats else "/", tab)
         return True
 
     def many(self) -> bool:
-        """Several chats at once, on the page of all chats."""
+        """Change several chats at once on the page of all chats."""
         chosen = [chat for chat in self.chats.values() if chat.running() is None and self.maybe(0.4)]
         if not chosen:
             return False
@@ -650,7 +650,7 @@ class Operator:
         return True
 
     def move(self) -> bool:
-        """Into the project, or out of it."""
+        """Move the chat into the project, or out of it."""
         if self.chat is None:
             return False
         self.page.get_by_role("button", name=words["chat_menu"]).click()
@@ -664,7 +664,7 @@ class Operator:
         return True
 
     def search(self) -> bool:
-        """A hit is opened in whatever branch it is, and answered there."""
+        """Open a search hit in whatever branch it is, and send a message there."""
         chat = self.one([chat for chat in self.chats.values() if chat.running() is None])
         nodes = [] if chat is None else [node for node in chat.nodes() if node.content and "z" in node.content]
         if chat is None or not nodes or self.talker.held:
@@ -684,7 +684,7 @@ class Operator:
         above = node
         while above.children:
             above = above.chosen if above.chosen in above.children else above.children[-1]
-        if queue := self.tab.queues.pop(chat.path, []):  # written for another branch, perhaps: back in the input
+        if queue := self.tab.queues.pop(chat.path, []):  # it may belong to another branch, so it returns to the input
             self.tab.drafts[chat.path] = "\n\n".join([*queue, *filter(None, [self.tab.drafts.get(chat.path, "")])])
             expect(self.page.locator("#text")).to_have_value(self.tab.drafts[chat.path])
         waits = self.tab.files.get(chat.path)
@@ -700,7 +700,7 @@ class Operator:
         return True
 
     def branch(self) -> bool:
-        """The messages down to an answer are copied into a new chat."""
+        """Copy the messages up to an answer into a new chat."""
         found = self.turn("assistant")
         if found is None or self.chat is None or len(self.chats) >= MOST_CHATS:
             return False
@@ -723,7 +723,7 @@ class Operator:
         return True
 
     def bring(self) -> bool:
-        """A file is imported in the settings."""
+        """Import a file in the settings."""
         if len(self.chats) >= MOST_CHATS or self.chat is None:
             return False
         texts = [self.words("i"), self.words("i")]
@@ -774,7 +774,7 @@ class Operator:
         self.arrived()
         return True
 
-    # ---- what must be so
+    # ---- checks
 
     def read(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with sqlite3.connect(f"file:{self.database}?mode=ro", uri=True) as db:
@@ -829,7 +829,7 @@ class Operator:
     def shown(self, tab: Tab) -> dict[str, Any]:
         try:
             found: dict[str, Any] = tab.page.evaluate(STATE)
-        except Error:  # between two pages
+        except Error:  # the tab is between two pages
             return {}
         for turn in found["turns"]:
             turn[1] = "running" if turn[1] == "queued" else turn[1]
@@ -837,7 +837,7 @@ class Operator:
         return found
 
     def check(self) -> None:
-        """Compare the store, then what both tabs show once they have settled."""
+        """Compare the store with the model, then both tabs after they have settled."""
         wanted, found = self.expected_store(), {}
         for _ in range(2000):
             if (found := self.in_store()) == wanted:
@@ -855,7 +855,7 @@ class Operator:
 
 
 def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Lines of JSON that only one of them has."""
+    """Return a diff of the two as JSON."""
     before, after = (
         json.dumps(each, indent=1, ensure_ascii=False, sort_keys=True).splitlines() for each in (wanted, found)
     )
@@ -870,11 +870,11 @@ CHANCES = {
 }
 
 
-@pytest.mark.timeout(0)  # bounded by its count of operations; what does not come fails at its own limit
+@pytest.mark.timeout(0)  # bounded by the number of operations, each of which has its own timeout
 def test_nothing_is_lost(
     serve: Any, open_page: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notso.web.app.UNDO_SECONDS", 3600.0)  # however busy the machine is
+    monkeypatch.setattr("notso.web.app.UNDO_SECONDS", 3600.0)  # must not expire on a busy machine
     seed = int(os.environ.get("SEED", "1"))
     talker = Talker()
     served = serve(talker.engine)

@@ -1,7 +1,8 @@
-"""Whatever is done to the page, and however the server dies under it, what was typed is there afterwards.
+"""No typed text is lost, whatever happens on the page and even if the server is killed.
 
-A person at random: types into the input, into settings, over a message; attaches files, goes to other chats, back, and
-reloads; and the server is killed. Four dictionaries say what each place must hold. `OPERATIONS=5000` does more of it.
+A random user types into the input, settings and edit forms, attaches files, switches chats, goes back and reloads,
+while the server is killed now and then. Four dictionaries record what each place must contain. `OPERATIONS=5000` runs
+longer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Process]]:
 
 
 class Person:
-    """Does things to a page, and remembers what each place must hold since. `paths` are chats, and the new one."""
+    """Performs random actions and records what each place must contain. `paths`: the start page and the chats."""
 
     def __init__(self, page: Page, url: str, start: Callable[[], Process], process: Process, seed: int) -> None:
         self.page = page
@@ -67,7 +68,7 @@ class Person:
         self.typed += len(found)
         return found
 
-    # ---- what a person does
+    # ---- actions
 
     def type(self) -> None:
         self.page.locator("#text").focus()
@@ -130,7 +131,7 @@ class Person:
             self.type()
         self.process = self.start()
 
-    # ---- what must be so
+    # ---- checks
 
     def check(self) -> None:
         expect(self.page.locator("#text")).to_have_value(self.drafts.get(self.here, ""))
@@ -151,7 +152,7 @@ class Person:
 ACTS = {"type": 40, "attach": 4, "settings": 8, "edit": 8, "switch": 18, "reload": 12, "back": 9, "kill": 1}
 
 
-@pytest.mark.timeout(900)  # half a minute; eight times that where the machine is busy with something else
+@pytest.mark.timeout(900)  # usually half a minute; up to eight times that on a busy machine
 def test_no_typed_character_is_missing(start: Any, open_page: Callable[..., Page]) -> None:
     url, process = f"http://127.0.0.1:{start.port}/", start()
     page = open_page(url, expected=NOISE)
@@ -159,7 +160,8 @@ def test_no_typed_character_is_missing(start: Any, open_page: Callable[..., Page
     print(f"seed {seed}")
     person = Person(page, url, start, process, seed)
     person.make_chats()
-    acts = [*ACTS, *person.random.choices(list(ACTS), list(ACTS.values()), k=OPERATIONS - len(ACTS))]  # each once
+    # each action at least once
+    acts = [*ACTS, *person.random.choices(list(ACTS), list(ACTS.values()), k=OPERATIONS - len(ACTS))]
     person.random.shuffle(acts)
     for number, act in enumerate(acts):
         getattr(person, act)()

@@ -1,4 +1,4 @@
-"""Hostile answers and questions in a real browser: no script runs, no foreign request leaves, nothing is obeyed."""
+"""Hostile answers and questions in a real browser: no script runs, no request leaves, and no text is obeyed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_nothing_in_an_answer_is_obeyed(
 def test_a_policy_stands_behind_the_sanitizer(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
-    """Were something to slip through, the browser itself would still refuse to run it."""
+    """If the sanitizer missed something, the browser would still refuse to run it."""
     page = open_page(serve(demo.load).url, expected="Content Security Policy|evil.example")
     refused = page.evaluate(
         """async () => {

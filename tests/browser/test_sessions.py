@@ -1,4 +1,4 @@
-"""The list of chats, on the real engine: titles, search, pin, delete and undo, files out and in, tabs in step."""
+"""The chat list, with the real engine: titles, search, pin, delete, undo, export, import, and tabs in sync."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_search_finds_and_leads_there(serve: Serve, open_page: Open, demo: DemoE
     expect(hit.locator("mark").first).to_be_visible()
     picture(page, dark=True)
     page.keyboard.press("ArrowDown")  # the chat
-    page.keyboard.press("ArrowDown")  # its first message that matches
+    page.keyboard.press("ArrowDown")  # its first matching message
     expect(hit).to_be_focused()
     page.keyboard.press("Enter")
     page.wait_for_url("**/chats/*")

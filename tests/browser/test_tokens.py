@@ -1,4 +1,4 @@
-"""The tokens of an answer, by hand: the menu shows them, a click shows the alternatives, another goes on from there."""
+"""The token view of an answer: a click shows the alternatives of a token, and choosing one continues from there."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ def test_a_version_begins_at_a_chosen_token(
     with page.expect_download() as download:
         menu.get_by_role("link", name="Receipt", exact=True).click()
     told = json.loads(Path(download.value.path()).read_text())
-    assert demo.engine is not None and demo.engine.check_receipt(told).place == 1, "a person chose it"
+    assert demo.engine is not None and demo.engine.check_receipt(told).place == 1, "the user chose this token"

@@ -1,4 +1,5 @@
-"""Tools on the page, on the real engine: the demo model calls the calculator, a person allows it, it answers."""
+"""Tools on the page, with the real engine: the demo model calls the calculator, the user approves, the model
+answers."""
 
 from __future__ import annotations
 
@@ -29,13 +30,13 @@ WATCH_SHIFTS = """
 
 @pytest.fixture
 def page(serve: Callable[..., Any], open_page: Callable[..., Page]) -> Page:
-    """A new chat whose tools were switched on where a person does it."""
+    """A new chat with tools enabled through the settings."""
     page = open_page(serve(lambda: Engine.load(context_tokens=2048)).url)
     show_settings(page, "tools")
     page.check("#tool-calculator")
     expect(page.locator("#tool-settings")).to_contain_text("Together they add")
     page.click("#tab-model")
-    page.fill("#set-temperature", "0")  # the likeliest words: a drawn figure may be a wrong one
+    page.fill("#set-temperature", "0")  # greedy decoding, so that the model copies the digits correctly
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved.")).to_be_visible()
     page.keyboard.press("Escape")
@@ -58,7 +59,7 @@ def test_a_call_is_asked_for_by_keyboard_and_shown(page: Page) -> None:
     expect(page.locator(".tool-card")).to_contain_text("needs approval")
     expect(page.locator("#text")).to_be_focused()
     card = page.locator(".tool-card > summary")
-    expect(card).to_be_hidden()  # the question shows the same call
+    expect(card).to_be_hidden()  # the permission request shows the same call
     box.locator("button").first.focus()
     page.keyboard.press("Enter")
     expect(card).to_be_visible()
@@ -70,7 +71,7 @@ def test_a_call_is_asked_for_by_keyboard_and_shown(page: Page) -> None:
     expect(page.locator(".permission")).to_have_count(0)
     expect(page.locator(".tool-card")).to_have_count(1)
     expect(card).to_contain_text("done")
-    expect(page.locator(".tool-card pre").last).to_be_visible()  # what was opened stays open when the answer is whole
+    expect(page.locator(".tool-card pre").last).to_be_visible()  # an opened card stays open after the answer has ended
     expect(page.locator(".tool-card pre").last).to_have_text("95018")
     page.reload()
     expect(page.locator(".tool-card > summary")).to_contain_text("done")
@@ -112,11 +113,11 @@ def test_it_fits_on_a_phone(serve: Callable[..., Any], open_page: Callable[..., 
     server = serve(lambda: Engine.load(context_tokens=2048))
     page = open_page(server.url + "tools", viewport={"width": 320, "height": 640}, has_touch=True, is_mobile=True)
     page.check("#tool-calculator")
-    page.click("#tool-settings button")  # a page of its own, which works without scripts
+    page.click("#tool-settings button")  # a separate page, which works without scripts
     expect(page.locator("#tool-settings")).to_contain_text("Together they add")
     page.goto(server.url)
     page.fill("#text", QUESTION)
-    page.click("#composer-action")  # a touch keyboard keeps its Enter
+    page.click("#composer-action")  # on a touch keyboard, Enter inserts a line break
     expect(page.locator(".permission button").last).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     for button in page.locator(".permission button").all():
@@ -137,7 +138,7 @@ SEATS = {
 
 
 async def seats(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
-    """A tool that asks, as a server of tools does."""
+    """A tool that asks a question, as an MCP server may."""
     assert surroundings.ask is not None
     reply = await surroundings.ask(question_of("tables", "A table for whom?", SEATS))
     return json.dumps([reply.action, dict(reply.values)])
@@ -162,7 +163,7 @@ def test_a_question_of_a_tool_is_answered_on_the_page(
     expect(page.locator("#announcer")).to_contain_text("A tool needs your input")
     page.get_by_label("Your name").fill("Ada")
     box.get_by_role("button", name="Send").click()
-    expect(box).to_be_visible()  # the browser itself wants to know how many
+    expect(box).to_be_visible()  # the browser's own validation requires a number
     page.get_by_label("How many").fill("13")
     page.get_by_label("Outside").check()
     page.get_by_label("Which day").select_option("Sunday")

@@ -1,4 +1,4 @@
-"""What was typed is never thrown away: text behind a command nobody knows, and settings when their sheet is left."""
+"""Typed text is never lost: arguments of unknown commands, and settings whose dialog is closed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_text_behind_an_unknown_command_is_never_lost(chat: Callable[..., Page],
     expect(problem).to_contain_text("Unknown command /summarise. Press Enter again to send it as a message.")
     assert text.input_value() == typed and page.locator("article.user").count() == 1
     page.reload()
-    assert text.input_value() == typed, "the draft is kept whole"
+    assert text.input_value() == typed, "the draft is kept unchanged"
     text.press("Enter")
     assert text.input_value() == typed
     text.press("Enter")
@@ -43,7 +43,7 @@ def test_text_behind_an_unknown_command_is_never_lost(chat: Callable[..., Page],
     finished(page, 2)
     text.fill("/thinkin off")
     text.press("Tab")
-    assert text.input_value() == "/thinking off", "what follows the name is kept"
+    assert text.input_value() == "/thinking off", "the text after the name is kept"
     text.fill("/tempp 0.5")
     page.locator("#command-temp").click()
     assert text.input_value() == "/temp 0.5"
@@ -54,7 +54,7 @@ def test_settings_are_kept_when_the_sheet_is_left(chat: Callable[..., Page], pic
     page = chat(expected="status of 400|response:error")
     show_settings(page, "model")
     instructions = "Answer in verse. " * 33
-    page.locator("#set-temperature").fill("7")  # cannot be, and keeps nothing else from being kept
+    page.locator("#set-temperature").fill("7")  # an invalid value, which must not prevent the others from being saved
     page.locator("#set-top_p").fill("0.7")
     page.locator("#tab-chat").click()
     page.locator("#set-titles").select_option("on")
@@ -80,7 +80,7 @@ def test_settings_are_kept_when_the_sheet_is_left(chat: Callable[..., Page], pic
 
 
 def attach(page: Page, *names: str) -> None:
-    """Files of a few words each."""
+    """Attach text files of a few words each."""
     page.locator("#files").set_input_files(
         [{"name": name, "mimeType": "text/plain", "buffer": f"In {name}.".encode()} for name in names]
     )
@@ -90,7 +90,7 @@ def attach(page: Page, *names: str) -> None:
 def test_a_draft_with_its_files_survives_a_reload_and_a_failed_send(
     serve: Callable[..., Any], open_page: Open, demo: DemoEngine
 ) -> None:
-    """Also the first question of all, which makes the chat."""
+    """This also holds for the first question, which creates the chat."""
     page = open_page(serve(demo.load).url, expected="ERR_FAILED|ERR_INTERNET|Failed to fetch")
     text, files = page.locator("#text"), page.locator("#attachments .attached .name")
     for count in (1, 2):
@@ -168,12 +168,12 @@ def test_each_text_begins_where_its_own_words_do(serve: Callable[..., Any], open
     assert page.locator("article.user .bubble").evaluate(direction) == "rtl"
     assert page.locator(".answer li").evaluate(direction) == "rtl"
     item, list_ = page.locator(".answer li").bounding_box(), page.locator(".answer ul").bounding_box()
-    assert item and list_ and item["x"] == list_["x"], "the bullet stands at the right"
+    assert item and list_ and item["x"] == list_["x"], "the bullet is on the right"
     left = """(element) => {
         const range = document.createRange();
         range.selectNodeContents(element);
         return range.getBoundingClientRect().left - element.getBoundingClientRect().left;
     }"""
-    assert page.locator(".answer p", has_text="Hello").evaluate(left) < 5, "English begins at the left beside it"
+    assert page.locator(".answer p", has_text="Hello").evaluate(left) < 5, "English text still starts on the left"
     page.locator("#text").fill(hebrew)
     assert page.locator("#text").evaluate(direction) == "rtl"

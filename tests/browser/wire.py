@@ -1,4 +1,4 @@
-"""A wire between a browser and a server that can be cut and mended."""
+"""A relay between a browser and a server whose connections can be cut and restored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contextlib import suppress
 
 
 class Wire:
-    """Listens on a port of its own and carries everything to the server's. Cut, all connections break and new ones are
-    refused."""
+    """Listens on its own port and forwards to the server. While cut, it drops all connections and refuses new ones."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -20,17 +19,17 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Break it."""
+        """Cut all connections."""
         self._whole = False
         for end in list(self._ends):
             self._end(end)
 
     def mend(self) -> None:
-        """Let connections through again."""
+        """Accept connections again."""
         self._whole = True
 
     def close(self) -> None:
-        """For good."""
+        """Close the relay for good."""
         self.cut()
         self._listener.close()
 
@@ -40,7 +39,7 @@ class Wire:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._to))
                 self._ends |= {near, far}
-                if not self._whole:  # asked when both can be found: it may be cut at any moment
+                if not self._whole:  # Check after both sides are registered, because `cut` may run at any moment.
                     self._end(near)
                     self._end(far)
                     continue

@@ -1,7 +1,7 @@
-"""Replicas over one PostgreSQL and one Valkey behind HAProxy, as deploy/haproxy.cfg has it: started, killed, replaced.
+"""Replicas over one PostgreSQL and one Valkey behind HAProxy, configured by deploy/haproxy.cfg: start, kill, replace.
 
-Replicas are forked by a process that has everything imported: so one that was killed is back at once, as on a machine
-of its own, though all of them share this one.
+Replicas are forked from a process that has imported everything, so a killed one is back at once. This imitates
+separate machines although all replicas share one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ for line in sys.stdin:
 
 
 def free_port() -> int:
-    """None of those that the system gives to connections: it must be free again once its server has gone."""
+    """Return a port below the ephemeral range, so that it is still free when its server restarts."""
     while True:
         with socket.socket() as free, suppress(OSError):
             port = random.randrange(20_000, 32_000)
@@ -76,7 +76,7 @@ def free_port() -> int:
 
 
 class Cluster:
-    """Three replicas whose engine says what it was asked, eight characters every `pace_seconds`."""
+    """Three replicas with a scripted engine that echoes the question, eight characters every `pace_seconds`."""
 
     def __init__(self, folder: Path, *, pace_seconds: float = 0.1, leave_seconds: float = 2.0) -> None:
         if VALKEY is None:
@@ -101,7 +101,7 @@ class Cluster:
         self._parts.callback(self._kill_all)
         for number in range(len(NAMES)):
             self.start(number)
-            self.wait_until_ready(number)  # one after the other: the first makes the tables
+            self.wait_until_ready(number)  # one at a time, because the first creates the tables
         ends_with_us = ["setpriv", "--pdeathsig", "KILL"]
         command = [*ends_with_us, HAPROXY, "-q", "-db", "-f", str(self._proxy_file())]
         proxy = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -110,7 +110,7 @@ class Cluster:
         self._wait(lambda: self._ready(self.port))
 
     def start(self, number: int) -> None:
-        """A replica in the place of one that is gone."""
+        """Start a replica in place of one that has ended."""
         folder = self._folder / NAMES[number]
         settings = self._settings | {
             "folder": str(folder),
@@ -131,7 +131,7 @@ class Cluster:
         self._wait(lambda: not self._is_there(self.processes[number]))
 
     def leave(self, number: int) -> None:
-        """As an operator stops it, and until it is gone."""
+        """Stop a replica with SIGTERM and wait until it has ended."""
         os.kill(self.processes[number], signal.SIGTERM)
         self._wait(lambda: not self._is_there(self.processes[number]))
 
@@ -149,7 +149,7 @@ class Cluster:
         self._parts.close()
 
     def _proxy_file(self) -> Path:
-        """The file of deploy/, with the ports of this cluster."""
+        """Write deploy/haproxy.cfg with the ports of this cluster."""
         text = (ROOT / "deploy" / "haproxy.cfg").read_text().replace("127.0.0.1:8080", f"127.0.0.1:{self.port}")
         for number, port in enumerate(self.ports, start=1):
             assert f"127.0.0.1:300{number}" in text
@@ -173,7 +173,7 @@ class Cluster:
 
     @staticmethod
     def _is_there(process: int) -> bool:
-        """A leader of threads may have ended before they have: it is gone when nothing is left of it."""
+        """Return whether any thread of the process is left; the first thread may end before the others."""
         return Path(f"/proc/{process}").exists()
 
     @staticmethod

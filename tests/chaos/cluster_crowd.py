@@ -1,6 +1,6 @@
-"""People before a cluster: in each chat one asks again and again, and several read each answer as a page does.
+"""Simulated users of a cluster: each chat has one asker, and several readers stream each answer as a page does.
 
-A reader whose connection breaks comes back at once with the number it saw last, to whichever replica the proxy chooses.
+A reader whose connection breaks reconnects at once with its last event id, to any replica that the proxy chooses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from notso.web.values.ids import new_id
 PATIENCE_SECONDS = 120.0
 PAUSE_SECONDS = 0.05
 COOKIE: ContextVar[str] = ContextVar("COOKIE", default="")
-"""Of the browser that a task plays."""
+"""The cookie of the browser that the current task simulates."""
 _STREAM = re.compile(rb"/generations/([\w-]+)/events")
 _PARTIAL = re.compile(r'<hx-partial hx-target="([^"]*)" hx-swap="([^"]*)">(.*?)</hx-partial>', re.DOTALL)
 
@@ -33,7 +33,7 @@ class Answer:
     writer: asyncio.StreamWriter
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises ConnectionError where it is cut off."""
+        """Yield the body in pieces. Raise ConnectionError if it ends early."""
         if self.headers.get("transfer-encoding") == "chunked":
             while size := int(await self._line(), 16):
                 yield (await self.body.readexactly(size + 2))[:-2]
@@ -51,8 +51,11 @@ class Answer:
 
 @dataclass
 class Crowd:
-    """What it saw: `asked` are the texts of questions that were acknowledged, with their chats; `resumed` the seconds
-    from the end of a connection to the first event of the next."""
+    """Simulated users and what they observed.
+
+    `asked`: text of each acknowledged question -> chat. `resumed`: seconds from the end of a connection to the first
+    event of the next.
+    """
 
     port: int
     asked: dict[str, str] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class Crowd:
     over: bool = False
 
     async def chat(self, number: int, readers: int, words: str) -> None:
-        """One chat: ask, have it read by so many to its end, ask again."""
+        """Ask repeatedly in one chat, with this many readers for each answer."""
         path, turn = "/chats", 0
         while not self.over:
             turn += 1
@@ -77,7 +80,8 @@ class Crowd:
             path = path or "/chats"
 
     async def _ask(self, path: str, text: str) -> str:
-        """Until it is acknowledged, with the same key: the chat's path; '' where no more fits into the chat."""
+        """Send the question with one key until it is acknowledged. Return the chat's path, or '' if the chat is
+        full."""
         key = new_id()
         while True:
             body = urlencode({"text": text, "key": key}).encode()
@@ -100,7 +104,7 @@ class Crowd:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _read(self, generation: str, *, first: bool) -> None:
-        """To the event `done`. The `first` reader of each answer remembers what was shown."""
+        """Read to the event `done`. The `first` reader of each answer records the HTML it has received."""
         last, lost, screen = "", 0.0, dict[str, str]()
         while True:
             with suppress(OSError, EOFError):
@@ -139,7 +143,8 @@ class Crowd:
         self.ends[state[1].decode()] += 1
         if screen is not None and state[1] == b"done":
             answer = {name: html for name, html in screen.items() if "-answer-" in name}
-            self.shown[generation] = "".join(answer[name] for name in sorted(answer))  # closed before tail
+            # sorting puts "closed" before "tail"
+            self.shown[generation] = "".join(answer[name] for name in sorted(answer))
 
     async def _request(self, method: str, path: str, body: bytes = b"") -> tuple[Answer, bytes]:
         async with asyncio.timeout(PATIENCE_SECONDS):

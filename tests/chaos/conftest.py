@@ -1,4 +1,4 @@
-"""Fixtures of the attacks: something to attack, and a place to write down what came of it."""
+"""Fixtures for attacks: a server to attack, and a ledger for the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG = (
     *("hostile_schemas", "killed_documents", "model_files", "soak", "stopped_peers", "stopping_under_load"),
     *("trap_documents", "two_browsers", "unread"),
 )
-"""What takes seconds of two processors, or waits for many, runs where the server has changed."""
+"""Tests that need seconds of two processors or wait for many clients; they run only if the server has changed."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -33,7 +33,7 @@ def ledger(request: pytest.FixtureRequest) -> Ledger:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Iterator[Callable[..., Victim]]:
-    """Starts servers; the same `directory` again is the same data directory."""
+    """Return a function that starts servers; the same `directory` means the same data."""
     started: list[Victim] = []
 
     def start(more: str = "", directory: str = "data", **settings: Any) -> Victim:

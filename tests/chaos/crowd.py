@@ -1,4 +1,4 @@
-"""Sixteen people who chat for hours: each asks, reads along, leaves, comes back, stops, deletes, begins anew."""
+"""Sixteen simulated users who chat for hours: ask, read, leave, return, stop, delete and start over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notso.web.values.ids import new_id
 PEOPLE = 16
 TURNS_OF_A_CHAT = 6
 ANSWER_SECONDS = 600.0
-"""Far more than an answer takes under any load: past it the person has been forgotten, and that is counted."""
+"""Far more than an answer takes under any load. An answer that takes longer counts as a failure."""
 
 _QUESTIONS = (
     *("What is 12 + 30?", "Who are you?", "Tell me of NoPE.", "hello", "What is a GGUF file?", "7 * 8?", "Thank you!"),
@@ -26,7 +26,7 @@ _STREAM = re.compile(r"/generations/([\w-]+)/events")
 
 
 class Crowd:
-    """`done` counts what was done, `failed` what should not have happened."""
+    """Simulated users. `done` counts successful actions, `failed` errors."""
 
     def __init__(self, victim: Victim, seed: int, pause_seconds: float = 0.0) -> None:
         self.done: Counter[str] = Counter()
@@ -38,7 +38,7 @@ class Crowd:
         self._counting = threading.Lock()
 
     def run(self, *, seconds: float | None = None, turns: int | None = None) -> None:
-        """For so long, or so many turns each."""
+        """Run for `seconds`, or for `turns` turns per user."""
         threads = [threading.Thread(target=self._live, args=(n, turns), daemon=True) for n in range(PEOPLE)]
         for thread in threads:
             thread.start()
@@ -50,7 +50,8 @@ class Crowd:
 
     def _live(self, number: int, turns: int | None) -> None:
         chance = random.Random(1000 * self._seed + number)
-        limits = httpx.Limits(keepalive_expiry=2.0)  # sooner than the server lets go: no request meets its goodbye
+        # shorter than the server's timeout, so that no request meets a closing connection
+        limits = httpx.Limits(keepalive_expiry=2.0)
         with httpx.Client(base_url=self._victim.url, timeout=ANSWER_SECONDS, limits=limits) as client:
             chat, in_chat, made = "", 0, 0
             while not self._over.is_set() and (turns is None or made < turns):
@@ -68,7 +69,7 @@ class Crowd:
                 self._count("deleted", client.post(f"{chat}/delete"))
 
     def _turn(self, client: httpx.Client, chance: random.Random, chat: str) -> str:
-        """One question and all of its answer; the path of its chat."""
+        """Ask one question, read its whole answer, and return the path of the chat."""
         form = {"text": chance.choice(_QUESTIONS), "key": new_id()}
         if chance.random() < 0.5:
             form["thinking"] = "on"
@@ -84,9 +85,9 @@ class Crowd:
         return chat
 
     def _read_along(self, client: httpx.Client, chance: random.Random, generation: str) -> None:
-        for _ in range(chance.randrange(3)):  # come, read a little, leave
+        for _ in range(chance.randrange(3)):  # connect, read a little, disconnect
             with client.stream("GET", f"/generations/{generation}/events") as stream:
-                if stream.status_code == 429:  # eight are read already: the page comes back by itself
+                if stream.status_code == 429:  # eight streams are open already; the page would retry later
                     return
                 self._count("streams", stream)
                 most, read = chance.randrange(1, 4000), 0

@@ -1,8 +1,8 @@
-/* Stands between a process and the files of one directory whose names begin with notso.db: counts the calls that
-   change them, lets chosen ones fail, writes down what they did, and moves the clock.
+/* Intercept a process's calls that change the files of one directory whose names begin with notso.db: count them, make
+   selected ones fail, trace them, and shift the clock.
 
-   NOTSO_SHIM_STATE names a file of `struct state`, shared with the test. NOTSO_SHIM_FILES is the beginning of the paths
-   that are looked at. NOTSO_SHIM_TRACE, if set, is a file to which every call is appended: a header of 24 bytes
+   NOTSO_SHIM_STATE names a file with a `struct state`, shared with the test. NOTSO_SHIM_FILES is the prefix of the
+   watched paths. NOTSO_SHIM_TRACE, if set, names a file to which every call is appended: a header of 24 bytes
    (kind, errno, length of name, length of data, offset), then name and data. */
 
 #define _GNU_SOURCE
@@ -23,12 +23,12 @@
 #include <unistd.h>
 
 struct state {
-  int64_t calls;      /* so far */
-  int64_t fail_from;  /* number of the first call that fails, from 1; 0: none */
-  int64_t fail_to;    /* and of the last */
-  int64_t error;      /* with this errno */
-  int64_t failed;     /* how many did */
-  int64_t clock_seconds; /* added to the time of day */
+  int64_t calls;      /* number of calls so far */
+  int64_t fail_from;  /* number of the first call to fail, counted from 1; 0: none */
+  int64_t fail_to;    /* number of the last call to fail */
+  int64_t error;      /* errno of failing calls */
+  int64_t failed;     /* number of calls that have failed */
+  int64_t clock_seconds; /* seconds added to the time of day */
 };
 
 enum kind { WRITE = 1, SYNC = 2, CUT = 3, UNLINK = 4, CREATE = 5 };
@@ -55,7 +55,7 @@ __attribute__((constructor)) static void begin(void) {
 
 static int watched(const char *path) { return state && files && !strncmp(path, files, files_length); }
 
-/* The path of an open file, if it is one of ours, or of their directory. */
+/* Store the path of an open file; return whether it is a watched file or the directory of the watched files. */
 static int named(int descriptor, char *path, size_t size) {
   char link[64];
   if (!state || !files) return 0;
@@ -67,7 +67,7 @@ static int named(int descriptor, char *path, size_t size) {
   return watched(path) || ((size_t)length == directory && !strncmp(path, files, directory));
 }
 
-/* The errno this call fails with, or 0. The lock is held from here until `done`, so that the trace is in order. */
+/* Return the errno this call must fail with, or 0. Hold the lock until `done`, so that the trace is in order. */
 static int judge(void) {
   pthread_mutex_lock(&lock);
   int64_t number = ++state->calls;

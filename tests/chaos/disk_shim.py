@@ -1,4 +1,4 @@
-"""A library put before the C library of a process: its disk fails, its clock jumps (disk_shim.c)."""
+"""A preloaded library that makes a process's disk fail and its clock jump (disk_shim.c)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVER = 1 << 62
 
 
 def built(folder: Path) -> Path:
-    """The library, compiled into `folder`. Skips the test where that cannot be."""
+    """Compile the library into `folder` and return its path. Skip the test if that is not possible."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if sys.platform != "linux" or compiler is None:
         pytest.skip("a failing disk needs Linux and a C compiler")
@@ -38,7 +38,7 @@ def built(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Call:
-    """One call that changed a file, or tried to. `offset` of a CUT is the size it left."""
+    """One call that changed a file or tried to. For CUT, `offset` is the new size."""
 
     kind: int
     error: int
@@ -48,7 +48,7 @@ class Call:
 
 
 class Shim:
-    """Over the files `directory`/notso.db*. Attributes in FIELDS are read from and written to the process at once."""
+    """Controls the shim for the files `directory`/notso.db*. The fields named in FIELDS are shared with the process."""
 
     def __init__(self, folder: Path, directory: Path, *, trace: bool = False) -> None:
         state = folder / f"{directory.name}.state"
@@ -65,7 +65,7 @@ class Shim:
 
     @classmethod
     def inherited(cls) -> Shim:
-        """In the process under attack itself: the shim it runs under."""
+        """Return the shim under which the current process runs."""
         shim = cls.__new__(cls)
         shim._map = _mapped(Path(os.environ["NOTSO_SHIM_STATE"]))
         return shim
@@ -77,7 +77,7 @@ class Shim:
         struct.pack_into("q", self._map, 8 * FIELDS.index(field), value)
 
     def fail(self, after: int, error: int, count: int = 1) -> None:
-        """Let the `count` calls behind the next `after` ones fail."""
+        """Let the next `after` calls pass and the following `count` calls fail."""
         self.set("fail_from", 0)
         first = self.read("calls") + after + 1
         self.set("error", error)
@@ -86,12 +86,12 @@ class Shim:
         self.set("fail_from", first)
 
     def mend(self) -> int:
-        """No call fails any more. How many did."""
+        """Stop failing calls. Return how many have failed."""
         self.set("fail_from", 0)
         return self.read("failed")
 
     def calls(self) -> Iterator[Call]:
-        """What was traced, in order."""
+        """Return the traced calls in order."""
         held = self.trace.read_bytes()
         at = 0
         while at < len(held):

@@ -1,6 +1,7 @@
-"""The demo model behind a server that kills itself in the middle of an answer.
+"""A server with the demo model that kills itself in the middle of an answer.
 
-Each is forked by multiprocessing's fork server, which has imported the program once: most of a start is imports.
+The processes are forked by multiprocessing's fork server, which has imported the program already, because most of the
+startup time is imports.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CONTEXT.set_forkserver_preload(["notso.smollm3", "notso.web.server", "notso.web.
 def serve_until(
     place: str, ready: Connection, folder: Path, pace_s: float, database: str | None, valkey: str | None
 ) -> None:
-    """Serve, and end at a place: so many tokens of the answer, or "tool"; "": never."""
+    """Serve and kill the process at `place`: a number of answer tokens, "tool", or "" for never."""
     from notso.smollm3 import Engine
     from notso.web.chat import submit
     from notso.web.server import serve
@@ -39,7 +40,7 @@ def serve_until(
         taken(self, events)
         runs = self._recorder.trace.runs if self._recorder is not None else ()
         tokens = sum(len(run.ids) for run in runs)
-        # An answer that ends two processes within its next token is given up.
+        # The server gives up an answer that kills two processes within its next token, so let each generate two tokens.
         if place.isdecimal() and tokens >= max(int(place), self.begun_with + 2):
             os.kill(os.getpid(), signal.SIGKILL)
 

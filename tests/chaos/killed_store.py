@@ -1,4 +1,4 @@
-"""A store in a process of its own, which is killed, or whose disk fails."""
+"""A store in its own process that is killed or whose disk fails."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_after(directory: Path, turns: int) -> None:
-    """Have so many turns acknowledged, in one chat, then end without any goodbye."""
+    """Let this many turns be acknowledged in one chat, then kill the process."""
     assert len(run_program(KILLED, directory, turns, ends=-signal.SIGKILL).split()) == turns
 
 
 def run_program(program: str, *arguments: object, environment: Mapping[str, str] | None = None, ends: int = 0) -> str:
-    """What a program of Python prints that may import what tests import, and ends with this code."""
+    """Run a Python program with the tests' import path, require this exit code, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
         capture_output=True,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 LONG = os.environ.get("CHAOS") == "long"
-"""Whether attacks run at full length, with limits on times. The short form has no limits on times."""
+"""Whether attacks run at full length, with time limits. The short form has no time limits."""
 
-RESULTS = Path(__file__).with_name("results")  # a file for each test
+RESULTS = Path(__file__).with_name("results")  # one file for each test
 LIMITS = {
     "page p99 ms": 300.0,
     "livez p99 ms": 250.0,

@@ -1,4 +1,4 @@
-"""Turns written to a store, and what of them can be read."""
+"""Write turns to a store and list the turns that can be read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def a_turn(chat: Chat, number: int) -> NewTurn:
 
 
 async def save_turn(store: SQLiteStore, chat: Chat, number: int) -> None:
-    """A question, then its whole answer. The first one makes the chat."""
+    """Store a question and then its whole answer. The first turn creates the chat."""
     made = await store.add_turn(OWNER, a_turn(chat, number), chat if number == 0 else None)
     assert isinstance(made, TurnAccepted)
     await store.save_message(
@@ -37,7 +37,7 @@ async def save_turn(store: SQLiteStore, chat: Chat, number: int) -> None:
 
 
 def with_store(directory: Path, work: Callable[[SQLiteStore], Awaitable[T]]) -> T:
-    """Open the store here, use it, close it."""
+    """Open the store in this process, run `work` with it, and close it."""
 
     async def run() -> T:
         store = SQLiteStore(directory)
@@ -51,7 +51,7 @@ def with_store(directory: Path, work: Callable[[SQLiteStore], Awaitable[T]]) -> 
 
 
 async def shown(store: SQLiteStore) -> tuple[list[int], list[int]]:
-    """The numbers of the questions and of the finished answers that are there."""
+    """Return the numbers of the stored questions and of the finished answers."""
     questions, answers = [], []
     for chat in await store.chats(OWNER):
         for each in await store.messages(OWNER, chat.id):

@@ -1,4 +1,4 @@
-"""Bodies made to cost: much of nothing, names that nobody knows, what is never finished, prompts beyond any context."""
+"""Bodies made to be expensive: empty objects, unknown keys, unfinished bodies, and prompts beyond any context."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Start = Callable[..., Victim]
 
 MIB = 1 << 20
 TRIES = 8
-NOTHING_SAID = -1  # for a minute
+NOTHING_SAID = -1  # no response within a minute
 JSON = {"Content-Type": "application/json"}
 DEMO = """
 from notso.smollm3 import Engine
 ScriptedEngine = lambda *_, **__: Engine.load()
 """
-"""The demo model in the scripted engine's place: what a prompt costs depends on a real tokenizer."""
+"""Replaces the scripted engine by the demo model, because the cost of a prompt depends on a real tokenizer."""
 
 EMPTY_OBJECTS = b"[" + b"{}," * (16 * MIB // 3 - 2) + b"{}]"
 
@@ -34,7 +34,7 @@ def unknown_keys(count: int) -> bytes:
 
 
 def ordinary_import() -> bytes:
-    """Five megabytes of conversation."""
+    """Return five megabytes of conversation."""
     turn = [
         {"role": "user", "content": "A question, and some words. " * 20},
         {"role": "assistant", "content": "Some words of an answer. " * 140},
@@ -48,8 +48,10 @@ def head(victim: Victim, path: str, length: int) -> bytes:
 
 
 def answers(victim: Victim, path: str, body: bytes, many: int) -> list[int]:
-    """Statuses of as many posted at once, each on a connection of its own; 0 where the connection was lost. By bare
-    sockets: a client library would slow the witness, which is in this process."""
+    """Send `many` requests at once, each on its own connection; return the statuses, or 0 for a lost connection.
+
+    Use plain sockets: a client library would slow the witness, which runs in this process.
+    """
 
     def post(_: int) -> int:
         with victim.connect() as client:
@@ -57,7 +59,7 @@ def answers(victim: Victim, path: str, body: bytes, many: int) -> list[int]:
                 client.sendall(head(victim, path, len(body)))
                 client.sendall(body)
             except OSError:
-                pass  # what was answered before all was sent can be read
+                pass  # the server may have answered before it has read the whole body
             try:
                 return int(client.recv(100).split()[1])
             except TimeoutError:
@@ -70,7 +72,7 @@ def answers(victim: Victim, path: str, body: bytes, many: int) -> list[int]:
 
 
 def honest_failures(victim: Victim) -> int:
-    """An ordinary question, an ordinary request of a program and an ordinary import: how many of them fail."""
+    """Return how many of an ordinary question, API request and import fail."""
     victim.wait_for(ANSWERED, victim.ask("an ordinary question"))
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
     asked = victim.client.post("v1/chat/completions", json=body)
@@ -78,8 +80,8 @@ def honest_failures(victim: Victim) -> int:
 
 
 def imported(victim: Victim) -> bool:
-    """Whether an ordinary import succeeds, by who comes again as told: on a machine that is slow enough it may have to
-    give way. One that did is cut off, and may not hear of it."""
+    """Return whether an ordinary import succeeds when it is retried as told. On a slow machine the server may cut it
+    off to free memory, possibly without a response."""
     for _ in range(TRIES):
         retry_seconds = 5.0
         with contextlib.suppress(httpx.TransportError):
@@ -92,7 +94,7 @@ def imported(victim: Victim) -> bool:
 
 
 def attacked(victim: Victim, attack: Callable[[], object], rounds: int) -> tuple[Witness, int]:
-    """What a witness saw while `attack` ran, and how many of the honest requests failed meanwhile."""
+    """Run `attack` beside a witness; return the witness and the number of ordinary requests that failed."""
     failed = 0
     with Witness(victim) as witness:
         attacking = threading.Thread(target=lambda: [attack() for _ in range(rounds)], daemon=True)
@@ -111,7 +113,7 @@ def test_imports_of_empty_objects(victim: Start, ledger: Ledger) -> None:
         "clients",
         "imports of 16 MiB of empty objects",
         f"{many} at once; an ordinary question, API request and import of 5 MB during and after the attack",
-        failed + sum(status not in (400, 503, 0) for status in seen),  # one that gave way may hear nothing
+        failed + sum(status not in (400, 503, 0) for status in seen),  # a body that was cut off may get no response
         witness.figures,
     )
 
@@ -147,7 +149,7 @@ def test_bodies_that_are_never_finished(victim: Start, ledger: Ledger) -> None:
             client.sendall(head(server, "/import", 16 * MIB))
             client.sendall(blanks)
         except OSError:
-            return  # it was refused on the way
+            return  # refused while it was being sent
 
     def attack() -> None:
         with ThreadPoolExecutor(many) as threads:

@@ -1,4 +1,5 @@
-"""The time of day is set back by an hour and forward by a year while the server runs: nothing is lost, or stuck."""
+"""The system clock is set back by an hour and forward by a year while the server runs; no data is lost and nothing
+hangs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from chaos.ledger import LONG, Ledger
 from chaos.victim import ANSWERED, Victim
 
 HOUR, YEAR = 3600, 365 * 86_400
-JUMPS = (YEAR, -HOUR, 0, -YEAR, HOUR, 0) * 3 if LONG else (YEAR, -HOUR)  # against the true time
+JUMPS = (YEAR, -HOUR, 0, -YEAR, HOUR, 0) * 3 if LONG else (YEAR, -HOUR)  # relative to the true time
 RATE = 20
 
 PURGE = "purge now"
@@ -51,7 +52,7 @@ def test_clock_jumps(tmp_path: Path, victim: Callable[..., Victim], ledger: Ledg
     chat = server.ask("question 0")
     server.wait_for(ANSWERED, chat)
     for number, jump in enumerate(JUMPS, 1):
-        # an answer under way
+        # a running answer
         server.ask(f"question {number}", chat)
         thrown = server.ask("to be deleted")
         server.wait_for(ANSWERED, thrown)
@@ -69,7 +70,7 @@ def test_clock_jumps(tmp_path: Path, victim: Callable[..., Victim], ledger: Ledg
             shim.set("clock_seconds", YEAR * 10)
             server.client.post("/tokenize", json={"content": "x"})
             shim.set("clock_seconds", jump)
-        time.sleep(0.2)  # ten purges: they may not take what can be undone for an hour yet
+        time.sleep(0.2)  # time for ten purges, none of which may remove what can still be undone
         if (
             server.client.post(f"/undo/{undo}", data={}).status_code != 303
             or server.client.get(thrown).status_code != 200

@@ -1,5 +1,5 @@
-"""Three replicas behind a proxy, killed one after the other and replaced one after the other under load: nothing that
-was acknowledged is lost or doubled, and readers come back to where they were."""
+"""Three replicas behind a proxy are killed or replaced one at a time under load. No acknowledged data is lost or
+duplicated, and readers resume where they were."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from notso.web.values.ids import new_id
 CHATS, READERS = (30, 10) if LONG else (4, 3)
 KILLS = 60 if LONG else 3
 BUSY = 2
-"""Times as many threads that want a core as there are cores: what takes how long says nothing then."""
+"""Load average per core above which response times are not judged."""
 STOPS = 100 if LONG else 3
 AWAY_SECONDS = 10.0 if LONG else 0.0
 RESUME_SECONDS, INTERRUPTED_SECONDS, STOP_MS = 2.0, 5.0, 500
@@ -38,14 +38,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 class Inspector:
-    """Looks into the database: how old an unfinished answer gets whose replica has gone, and at the end, at all."""
+    """Checks the database: the age of unfinished answers during the attack, and the stored turns after it."""
 
     def __init__(self, database: str) -> None:
         self._connection = psycopg.connect(database, autocommit=True, options="-c search_path=notso")
         self.oldest_s = 0.0
 
     def look(self) -> None:
-        """Since the last heartbeat of its replica, which was before it was killed."""
+        """Record the age of the oldest unfinished answer since the last heartbeat of its replica."""
         age = self._connection.execute(
             "SELECT max(extract(epoch FROM clock_timestamp() - (expires - interval '3 seconds')))"
             " FROM messages JOIN replicas ON holder = replicas.id WHERE state IN ('queued', 'running')"
@@ -61,7 +61,7 @@ class Inspector:
         return int(found[0])
 
     def wrong(self, crowd: Crowd) -> list[object]:
-        """What is lost or there twice, and answers that a reader was shown otherwise than they are stored."""
+        """Return lost or duplicated questions, and answers that a reader saw differently from the stored text."""
         rows = self._connection.execute("SELECT content, '/chats/' || chat_id FROM messages WHERE role = 'user'")
         found: dict[str, list[str]] = {}
         for content, chat in rows:
@@ -88,7 +88,7 @@ class Inspector:
 
 
 async def under_load(cluster: Cluster, inspector: Inspector, attack: object) -> Crowd:
-    """Let `attack`, which takes its time in a thread, happen to a cluster that people use."""
+    """Run `attack` in a thread while users chat, and wait until all answers have ended."""
     assert callable(attack)
     crowd = Crowd(cluster.port)
     chats = [asyncio.create_task(crowd.chat(number, READERS, WORDS)) for number in range(CHATS)]
@@ -111,7 +111,7 @@ def percentile(values: list[float], share: float) -> float:
 def wait_for_some(crowd: Crowd, more: int) -> None:
     enough, deadline = len(crowd.asked) + more, time.monotonic() + 120
     while len(crowd.asked) < enough:
-        assert time.monotonic() < deadline, "nobody was answered"
+        assert time.monotonic() < deadline, "no question was acknowledged"
         time.sleep(0.02)
 
 
@@ -170,7 +170,7 @@ def test_rolling_update(cluster: Cluster, ledger: Ledger) -> None:
                 cluster.leave(each)
                 cluster.start(each)
                 cluster.wait_until_ready(each)
-                time.sleep(1)  # the proxy looks twice a second
+                time.sleep(1)  # the proxy checks health twice a second
 
     crowd = asyncio.run(under_load(cluster, inspector, replace))
     wrong = inspector.wrong(crowd)
@@ -189,7 +189,8 @@ def test_rolling_update(cluster: Cluster, ledger: Ledger) -> None:
 
 
 def test_valkey_away(cluster: Cluster, ledger: Ledger) -> None:
-    """While it is away questions are asked, answered and read; once it is back, a reader elsewhere follows again."""
+    """Questions and answers work while Valkey is down. When it is back, readers at other replicas receive updates
+    again."""
     inspector = Inspector(cluster.database)
     meanwhile = 0
 
@@ -223,7 +224,7 @@ def test_valkey_away(cluster: Cluster, ledger: Ledger) -> None:
 
 
 def test_stops_elsewhere(cluster: Cluster, ledger: Ledger) -> None:
-    """An answer is read where it is computed, and stopped at another replica."""
+    """An answer is read at the replica that computes it and stopped at another one."""
     urls = [f"http://127.0.0.1:{port}" for port in cluster.ports]
     taken: list[float] = []
     with httpx.Client(timeout=60) as client:

@@ -1,4 +1,4 @@
-"""More connections than there is room for: honest visitors get in all the same."""
+"""More connections than the server can hold: ordinary visitors still get through."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_storm_of_connections(victim: Callable[..., Victim], ledger: Ledger) -
 
 
 def test_no_descriptor_is_left(victim: Callable[..., Victim], ledger: Ledger) -> None:
-    """What a server reserves for itself is not enough: something else has taken all descriptors but a few."""
+    """Another cause has used up all descriptors except a few, so the server's own reserve is not enough."""
     size = 400 if LONG else 40
     server = victim()
     with Witness(server) as witness:
@@ -63,5 +63,5 @@ def test_no_descriptor_is_left(victim: Callable[..., Victim], ledger: Ledger) ->
 def _wait(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited too long"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Files of the engine's cache after every accident: the answer is the cold one, whatever lies there."""
+"""Damaged cache files of every kind: the engine's answer stays the same as without a cache."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from smollm3.kv.test_offload import PROMPT, answer, load
 from notso.smollm3 import Event
 from notso.smollm3.kv.kv_cache import KVFormat
 
-TRIES = 100 if LONG else 1  # of each kind
+TRIES = 100 if LONG else 1  # for each kind of damage
 FORMATS: dict[str, KVFormat] = {"whole": "k8v8", "foreign": "f16"}
 KINDS = ("flip", "cut", "swap", "wrong model", "old version")
 
 
 def harm(kind: str, files: list[Path], foreign: list[Path], chance: random.Random) -> None:
-    """To one file or several."""
+    """Damage one or more files."""
     victims = chance.sample(files, chance.randint(1, len(files)))
     for path, other in zip(victims, victims[1:] + victims[:1], strict=True):
         data = bytearray(path.read_bytes())
@@ -38,13 +38,13 @@ def harm(kind: str, files: list[Path], foreign: list[Path], chance: random.Rando
             case "wrong model":
                 path.write_bytes(chance.choice(foreign).read_bytes())
             case "old version":
-                data[12] = 0  # where the header says which layout it has
+                data[12] = 0  # the header's layout version
                 path.write_bytes(data)
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path], list[Event]]:
-    """A folder as an engine left it, files of another model's, and the answer of one that has no cache."""
+    """Return a folder with cache files, files of another model, and the answer without a cache."""
     folder = tmp_path_factory.mktemp("cache")
     with load(None) as engine:
         cold, _ = answer(engine, PROMPT)
@@ -52,7 +52,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path], l
         with load(folder / name, kv) as engine:
             answer(engine, PROMPT)
     with load(folder / "whole") as engine:
-        assert answer(engine, PROMPT) == (cold, len(PROMPT) - 1), "what is whole is used"
+        assert answer(engine, PROMPT) == (cold, len(PROMPT) - 1), "undamaged files are used"
     return folder / "whole", [path for path in (folder / "foreign").rglob("*.kv*") if path.is_file()], cold
 
 

@@ -1,4 +1,4 @@
-"""EIO and ENOSPC at every call that changes the database: nothing acknowledged is lost, and no restart is needed."""
+"""EIO and ENOSPC at every call that changes the database: no acknowledged data is lost, and no restart is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chaos.victim import ANSWERED, Victim
 from notso.web.values.ids import new_id
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
-EACH = 1 if LONG else 15  # every call in the long form, every so many-th in the short one
+EACH = 1 if LONG else 15  # test every call at full length, every 15th in the short form
 MEANT = {200, 303, 503, 507}
 
 IN_PROCESS = """
@@ -45,7 +45,7 @@ def fresh():
     shutil.copytree(killed, data)
 
 def whole(what, questions, answers):
-    "All that was acknowledged is there, the file is sound, and it is no question of reading only."
+    "Check that all acknowledged turns are stored, the file is intact, and the store is writable."
     async def look(store):
         return store.read_only, await shown(store)
     try:
@@ -107,7 +107,7 @@ def text_of(page: str) -> str:
 
 
 def settled(server: Victim, chat: str) -> str:
-    """The chat's page once nothing in it is being written any more."""
+    """Wait until no answer of the chat is running; return its page."""
     deadline = time.monotonic() + 120
     while True:
         page = server.client.get(chat)
@@ -150,7 +150,7 @@ def test_a_turn_while_the_disk_fails(tmp_path: Path, victim: Callable[..., Victi
                 acknowledged[chat] = text
                 if text not in text_of(page):
                     wrong.append((number, count, "not shown"))
-            again = server.ask("does it go on")  # without a restart
+            again = server.ask("does it go on")  # works without a restart
             server.wait_for(ANSWERED, again)
             acknowledged[again] = "does it go on"
     if "Traceback" in server.log.read_text():

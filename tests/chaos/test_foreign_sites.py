@@ -1,4 +1,4 @@
-"""Every route, asked by every kind of page there is: what SECURITY.md says of hosts, sites and keys holds."""
+"""Every route is requested from every kind of page, as SECURITY.md describes for hosts, sites and keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Cell = tuple[str, bool, str, str | None, str | None, str]
 
 
 def expected(method: str, path: str, is_public: bool, host: str, origin: str | None, site: str | None) -> set[int]:
-    """What a request without a key may get; empty for anything but the refusals."""
+    """Return the status that must refuse a request without a key, or an empty set if the request is permitted."""
     if host != "own":
         return {421}
     foreign = site not in (None, "same-origin", "none") or (site is None and origin not in (None, "own"))
@@ -44,7 +44,7 @@ def expected(method: str, path: str, is_public: bool, host: str, origin: str | N
 def asked(
     server: Victim, connection: http.client.HTTPConnection, method: str, path: str, key: bool, cell: tuple[str, ...]
 ) -> int:
-    """The status; the body is read unless it has no end."""
+    """Send a request and return its status. The body is read unless it is an event stream."""
     host, origin, site, kind = cell
     own = f"127.0.0.1:{server.port}"
     headers = {"Host": own if host == "own" else host}
@@ -84,7 +84,7 @@ def test_every_cell_of_sites_and_routes_is_as_written(
         status = asked(server, connection, method, path, False, tuple(cell))
         unknown = method in ("DELETE", "PUT", "PATCH", "FROB") and not wanted & {421, 403} and status == 405
         failed += not unknown and (status not in wanted if wanted else status in (401, 421) or status >= 500)
-        if method == "GET" and path not in COSTLY_READS:  # with the key, to the end
+        if method == "GET" and path not in COSTLY_READS:  # with the key, reading the whole body
             reads += 1
             status = asked(server, connection, method, path, True, tuple(cell))
             failed += status >= 500 or (status == 421) != (cell[0] != "own")
@@ -100,7 +100,7 @@ def test_every_cell_of_sites_and_routes_is_as_written(
 
 
 def own_names(server: Victim) -> dict[str, str]:
-    """A chat with an answer, for the places in paths."""
+    """Create a chat with an answer, and return ids for the placeholders in paths."""
     chat = server.ask("a question of one's own")
     server.wait_for(ANSWERED, chat)
     page = server.client.get(chat).text
@@ -116,7 +116,7 @@ def own_names(server: Victim) -> dict[str, str]:
 
 
 def contents(server: Victim) -> list[tuple[str, ...]]:
-    """Every row of every table."""
+    """Return every row of every table."""
 
     def rows() -> Iterator[tuple[str, ...]]:
         for path in sorted(server.directory.glob("*.db")):

@@ -1,4 +1,5 @@
-"""A queue at its limit, for as long as one likes: who is refused is told when to come, who waits is served in turn."""
+"""A queue at its limit for any length of time: refused clients learn when to retry, waiting ones are served in
+order."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ from notso.web.values.ids import new_id
 LIMIT = 32
 CLIENTS = 48
 SECONDS = float(os.environ.get("QUEUE_SECONDS", "600")) if LONG else 1.0
-PACE_SECONDS = 0.2  # of an answer: sooner than all have asked none of them is answered
-LOOK_SECONDS = 1.0 if LONG else 0.25  # after which a refused client asks again
-POOL_THREADS = 48  # those of the event loop's pool and ours stay, once they were needed
+PACE_SECONDS = 0.2  # seconds per answer; long enough that all clients ask before the first answer ends
+LOOK_SECONDS = 1.0 if LONG else 0.25  # seconds after which a refused client retries
+POOL_THREADS = 48  # thread pools of the event loop and of the server, which keep their threads
 MORE = """
 begun = open(settings.pop("order"), "a", buffering=1)
 
@@ -35,7 +36,7 @@ def script(messages, thinking):
 
 
 class Visitors:
-    """Those of `visitors.py`, while the context lasts: what each did, by kind and name."""
+    """Runs `visitors.py` inside the context and counts its reports by kind and visitor."""
 
     def __init__(self, server: Victim) -> None:
         self.accepted: list[str] = []
@@ -67,7 +68,7 @@ class Visitors:
 
     @property
     def seen(self) -> bool:
-        """Both sides of the limit; the light user's turn comes in its own time, which only the long form has."""
+        """Whether requests were both refused and served; at full length, the light user must have been served too."""
         served = self.did["served"]
         return bool(self.did["refused"] and served and (served["light"] or not LONG))
 
@@ -80,7 +81,7 @@ def test_a_full_queue(victim: Callable[..., Victim], ledger: Ledger, tmp_path: P
         with Visitors(server) as visitors:
             began = time.monotonic()
             while time.monotonic() - began < SECONDS or not visitors.seen:
-                assert time.monotonic() - began < SECONDS + 180, "nobody was refused, or the light user forgotten"
+                assert time.monotonic() - began < SECONDS + 180, "nobody was refused, or the light user never served"
                 time.sleep(0.1)
     begun = order.read_text().split()
     place = {words: number for number, words in enumerate(begun)}
@@ -101,7 +102,7 @@ def test_a_full_queue(victim: Callable[..., Victim], ledger: Ledger, tmp_path: P
 
 
 def test_a_burst_does_not_pass_the_limit(victim: Callable[..., Victim], ledger: Ledger) -> None:
-    """All at once while nothing waits: each is looked at before any of them is in the queue."""
+    """All requests arrive while the queue is empty, so each is checked before any other is queued."""
     server = victim(pace_seconds=600.0)
 
     def ask(number: int) -> int:
@@ -124,7 +125,7 @@ def test_a_burst_does_not_pass_the_limit(victim: Callable[..., Victim], ledger: 
 
 
 def until_at_base(server: Victim, base: tuple[int, int]) -> int:
-    """1 if descriptors or threads stay above what they were before: connections end in their own time."""
+    """Return 1 if descriptors or threads stay above their earlier numbers; connections may take a while to close."""
     deadline = time.monotonic() + 60
     while server.descriptors() > base[0] + 2 or server.threads() > base[1] + POOL_THREADS:
         if time.monotonic() > deadline:

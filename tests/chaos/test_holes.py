@@ -1,7 +1,7 @@
-"""Attacks by one key while another person uses the server: each kind that once took it down, or starved the others.
+"""Attacks with one key while another user works: each of these once stopped the server or starved other users.
 
-At full length each attack has a server of its own and goes on for `SECONDS`; SIGTERM comes in the middle of it. In the
-short form all of them have one server, one after the other.
+At full length each attack has its own server and lasts `SECONDS`; SIGTERM arrives in the middle. In the short form all
+attacks share one server and run one after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from web.engine.remote.test_remote_engine import FalseEngine
 
 from notso.web.values.ids import new_id
 
-SECONDS = 10.0 if LONG else 0.0  # each attack has one round at least
+SECONDS = 10.0 if LONG else 0.0  # each attack runs at least once
 DRAIN_SECONDS = 2.0
 EXIT_SECONDS = DRAIN_SECONDS + 5.0
 LOST = 0
@@ -57,8 +57,10 @@ def script(messages, thinking):
 
 
 class Rival:
-    """Who attacks: requests with a key, each on a connection of its own. By bare connections: a client library would
-    slow the witness, which is in this process."""
+    """An attacker that sends requests with a key, each on its own connection.
+
+    It uses plain connections: a client library would slow the witness, which runs in this process.
+    """
 
     def __init__(self, server: Victim, headers: Mapping[str, str]) -> None:
         self.server = server
@@ -68,7 +70,7 @@ class Rival:
     def ask(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes, str]:
-        """Status, body and `Location`; LOST where the connection was."""
+        """Return status, body and `Location`; the status is LOST if the connection broke."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
         try:
             connection.request(method, path, body, self._headers | dict(headers or {}))
@@ -254,8 +256,11 @@ ATTACKS: dict[str, Callable[[Rival], None]] = {
 
 
 def attacked(rival: Rival, attack: Callable[[Rival], None]) -> tuple[dict[str, float], str, int]:
-    """What the witness saw, with the seconds that SIGTERM took at full length; what was tried; and how much failed:
-    requests that were lost, or had an error of the server's own. A question that is never answered fails at once."""
+    """Run the attack beside a witness; return the figures, a description, and the number of failures.
+
+    Failures are lost requests and server errors. A question that is never answered raises at once. At full length the
+    figures contain the seconds from SIGTERM to the exit.
+    """
     server, over, rounds = rival.server, threading.Event(), 0
     rival.statuses.clear()
 
@@ -287,14 +292,14 @@ def attacked(rival: Rival, attack: Callable[[Rival], None]) -> tuple[dict[str, f
             figures["exit s"] = ended_seconds(server)
             failed += figures["exit s"] > EXIT_SECONDS
             over.set()
-            attacking.exception()  # it was cut off
+            attacking.exception()  # the attack was interrupted
             tried += ", and SIGTERM in the middle"
         print(Counter(statuses), figures)
     return figures, tried, failed
 
 
 def ended_seconds(server: Victim) -> float:
-    """How long it takes to end when told to."""
+    """Return the seconds from SIGTERM to the exit."""
     began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     server.process.wait(120)
@@ -302,7 +307,7 @@ def ended_seconds(server: Victim) -> float:
 
 
 def begun(folder: Path, more: str = "", **settings: Any) -> Rival:
-    """Who attacks a server on which the witness has a key too."""
+    """Start a server with keys for the witness and the attacker, and return the attacker."""
     mine, theirs = new_key(folder, "witness", is_operator=True), new_key(folder, "rival")
     server = Victim(folder, KEYS_WANTED + more, headers=mine, drain_seconds=DRAIN_SECONDS, **settings)
     return Rival(server, theirs)
@@ -310,7 +315,7 @@ def begun(folder: Path, more: str = "", **settings: Any) -> Rival:
 
 @pytest.fixture(scope="function" if LONG else "module")
 def computing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rival]:
-    """With the demo model."""
+    """An attacker of a server with the demo model."""
     rival = begun(tmp_path_factory.mktemp("data"), DEMO)
     yield rival
     if rival.server.process.poll() is None:
@@ -320,7 +325,7 @@ def computing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rival]:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., Rival]]:
-    """Starts servers whose engine says what it is asked."""
+    """Return a function that starts servers whose engine echoes the question."""
     rivals: list[Rival] = []
 
     def start(more: str = "", **settings: Any) -> Rival:
@@ -347,7 +352,7 @@ def test_frames_that_a_plugin_forges(
 
     def attack(rival: Rival) -> None:
         for name in packets:
-            rival.server.client.post("/plugins/forger/start")  # by the operator
+            rival.server.client.post("/plugins/forger/start")  # as the operator
             rival.form("/tools", **{f"tool-{packet}": "on" for packet in packets})
             chat = rival.form("/chats", text=f"call {name}", key=new_id())[2]
             while ANSWERED.encode() not in (page := rival.get(chat)[1]) and page:
@@ -383,7 +388,7 @@ def test_an_engine_whose_body_has_no_end(started: Callable[..., Rival], ledger: 
 
 @pytest.mark.long("chaos")
 def test_imports_beyond_the_address_space(started: Callable[..., Rival], ledger: Ledger) -> None:
-    """The limit is set while the server runs and has all its threads: 300 MB more than it has then."""
+    """The limit is set after the server has started all its threads, 300 MB above its address space at that time."""
     rival = started()
     rival.at_once(20, lambda _: rival.json("/import", [{"role": "user", "content": "?"}]))
     with Witness(rival.server):

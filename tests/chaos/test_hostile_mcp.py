@@ -1,4 +1,5 @@
-"""MCP servers that mean harm, up to eight at once, beside an honest visitor: pages go on, nothing grows, all ends."""
+"""Up to eight hostile MCP servers beside an ordinary visitor: pages respond, memory stays bounded, and all processes
+end."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ GROUPS = {
     "manners": ["mute", "stubborn", "forks", "crash", "crash at once", "stderr", "trickle", "deaf"],
     "answers": ["error", "no result", "wrong ids", "silent", "costly pattern", "crooked schema"],
 }
-"""At most eight servers can be configured."""
+"""At most eight servers can be configured at once."""
 
-SECONDS = 30.0 if LONG else 1.0  # of the attack, once every server had its chance to start
+SECONDS = 30.0 if LONG else 1.0  # length of the attack after every MCP server has had time to start
 MORE = """
 from notso.smollm3 import Event, ToolCall
 from notso.web.tools import mcp_servers
@@ -56,7 +57,7 @@ def names_of(cases: list[str]) -> dict[str, str]:
 
 
 def poke(server: Victim, tool: str) -> None:
-    """A chat whose answer calls the tool."""
+    """Start a chat whose answer calls the tool, and wait for its end."""
     chat = server.ask(f"poke {tool}")
     deadline = time.monotonic() + 120
     while True:
@@ -78,7 +79,7 @@ def test_hostile_mcp_servers(victim: Callable[..., Victim], ledger: Ledger, tmp_
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
     server = victim(MORE, mcp_config=str(tmp_path / "mcp.json"), patience=5.0 if LONG else 1.0)
     with Witness(server) as witness:
-        page = server.client.get("/tools").text  # waits until each has come up or failed to
+        page = server.client.get("/tools").text  # waits until each server has started or failed
         tools = re.findall(r'name="tool-([\w-]+__[\w-]+)"', page)
         server.client.post("/tools", data={f"tool-{name}": "on" for name in tools})
         poked = list({name.partition("__")[0]: name for name in tools}.values())

@@ -1,4 +1,5 @@
-"""Text of strangers in every place of a prompt, through the tokenizers and templates of real models: it stays text."""
+"""Hostile text in every part of a prompt, with the tokenizers and templates of real models, never becomes control
+tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def tokenizer_of(model: str) -> Tokenizer:
 
 
 def chat(chance: Random) -> list[Any]:
-    """Messages of programs, or a question with files as the page sends it."""
+    """Return messages of an API request, or a question with files as the page sends it."""
     messages = [fuzz._message(chance) for _ in range(chance.randint(1, 4))]
     if chance.random() < 0.3:
         files = tuple(Attachment(fuzz._text(chance), fuzz._text(chance)) for _ in range(chance.randint(1, 3)))
@@ -47,7 +48,8 @@ def chat(chance: Random) -> list[Any]:
 
 @pytest.mark.parametrize(("model", "template"), [("demo", "demo"), ("official", "hf"), ("official", "gguf")])
 def test_no_text_becomes_a_control_token(ledger: Ledger, model: str, template: str) -> None:
-    """TK5: the special tokens, in order, are those of the same chat with every character an x."""
+    """TK5: the control tokens must be the same, in order, as those of the same chat with every character replaced
+    by x."""
     tokenizer = tokenizer_of(model)
     if not fuzz.TEMPLATES[template].is_file():
         pytest.skip(f"the official {fuzz.TEMPLATES[template].name} is not in ../shared/data")

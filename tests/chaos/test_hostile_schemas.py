@@ -1,4 +1,4 @@
-"""Schemas and grammars of a megabyte that are made to cost: refused or taken, and nobody else waits."""
+"""Schemas and grammars of a megabyte made to be expensive: refused or accepted, without delaying other users."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 def test_hostile_schemas(ledger: Ledger, victim: Callable[..., Victim]) -> None:
-    """Each is refused by its own fault, or answered; the server stays and its pages come."""
+    """Each request is refused for its own error or answered, and the server's pages stay available."""
     attacked = victim(DEMO)
     asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "reasoning_effort": "none"}
     bodies = [json.dumps(asked | {"json_schema": schema}) for schema in HOSTILE.values()]

@@ -1,5 +1,5 @@
-"""kill -9 in the middle of an answer: in its thoughts, a tool call, its arguments, the tool and the text, on the demo
-model. What is written in the end is what an undisturbed server writes, and readers of the stream miss nothing."""
+"""kill -9 in the middle of an answer of the demo model: during reasoning, a tool call, its arguments, the tool, or the
+text. The final text equals that of an undisturbed server, and readers of the stream miss nothing."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ ANSWERS, KILLS = (100, 7) if LONG else (1, 2)
 ANSWERS, KILLS = (
     int(os.environ.get(f"KILLED_{name}", usual)) for name, usual in (("ANSWERS", ANSWERS), ("KILLS", KILLS))
 )
-FIRST = int(os.environ.get("KILLED_FIRST", 0))  # number of the first answer, which chooses its question and places
-AT_ONCE = int(os.environ.get("KILLED_AT_ONCE", 8 if LONG else 1))  # servers that are killed beside each other
-PACE_S = float(os.environ.get("KILLED_PACE_S", 0.05 if LONG else 0.01))  # seconds between two steps of the engine
+# number of the first answer; it determines the question and where to kill
+FIRST = int(os.environ.get("KILLED_FIRST", 0))
+AT_ONCE = int(os.environ.get("KILLED_AT_ONCE", 8 if LONG else 1))  # number of servers killed at the same time
+PACE_S = float(os.environ.get("KILLED_PACE_S", 0.05 if LONG else 0.01))  # seconds between two engine steps
 QUESTIONS = ("What is {0} * {1}?", "Calculate {0}+{1}", "Hello, I am number {0}", "Who wrote number {0}?")
 
 
 class Server:
-    """The demo model behind a server that kills itself at a place: so many tokens, or "tool"; "": never."""
+    """A server with the demo model that kills itself at `place`: a number of tokens, "tool", or "" for never."""
 
     def __init__(self, folder: Path, place: str = "", database: str | None = None, valkey: str | None = None) -> None:
         began = time.monotonic()
@@ -51,7 +52,7 @@ class Server:
         told.close()
         try:
             url = ready.recv()
-        except EOFError:  # it died as it took up an answer
+        except EOFError:  # the server died while it resumed the answer
             url = "http://127.0.0.1:1"
         self.client = httpx.Client(base_url=url, timeout=60)
         self.start_s = time.monotonic() - began
@@ -64,11 +65,11 @@ class Server:
         return answer.headers["location"]
 
     def generation(self, chat: str) -> str:
-        """Return the generation of a chat's unfinished answer, "" if it has ended."""
+        """Return the generation id of a chat's unfinished answer, or "" if it has ended."""
         return (re.findall(r"/generations/([\w-]+)/events", self.client.get(chat).text) or [""])[0]
 
     def follow(self, generation: str) -> str | None:
-        """Read the stream to its end: the last state, or None if the server died."""
+        """Read the stream to its end; return the last state, or None if the server died."""
         state = None
         try:
             with self.client.stream("GET", f"/generations/{generation}/events") as response:
@@ -80,7 +81,7 @@ class Server:
         return state
 
     def read(self, generation: str) -> tuple[str | None, str]:
-        """Read the stream as a page does: the last state, and the HTML of the answer."""
+        """Read the stream as a page does; return the last state and the HTML of the answer."""
         screen, reader, state = Screen(), EventReader(), None
         with self.client.stream("GET", f"/generations/{generation}/events") as response:
             for chunk in response.iter_raw():
@@ -107,7 +108,7 @@ class Server:
 
 
 def answer(folder: Path, chat: str) -> tuple[str, ...]:
-    """What is stored of a chat's only answer, without the random ids of its calls."""
+    """Return the stored fields of a chat's only answer, without the random ids of its calls."""
     sql = "SELECT content, reasoning, state, tool_uses FROM messages WHERE chat_id = ? AND role = 'assistant'"
     with closing(sqlite3.connect(f"{(folder / 'notso.db').as_uri()}?mode=ro", uri=True)) as database:
         *texts, uses = database.execute(sql, (chat.rpartition("/")[2],)).fetchone()
@@ -146,7 +147,7 @@ def places(rng: random.Random, has_call: bool) -> list[str]:
 
 @dataclass
 class Killed:
-    """What came of one answer: how often its server was killed, and the seconds that each of these cost."""
+    """The result for one answer: the number of kills, and the seconds that each of them cost."""
 
     kills: int = 0
     extra_s: float = 0.0
@@ -154,14 +155,14 @@ class Killed:
     parts: list[tuple[float, ...]] = field(default_factory=list)
 
     def watch(self, server: Server, folder: Path, before: int) -> None:
-        """Note the seconds of a start after a kill: the process, the model, and the replay with a further token."""
+        """Measure a restart: the time for the process, for the model, and for the replay with one further token."""
         began, loaded = time.monotonic(), 0.0
         while server.process.is_alive():
             try:
                 if not loaded and server.client.get("/health").status_code == 200:
                     loaded = time.monotonic()
             except httpx.HTTPError:
-                return  # it was killed again
+                return  # the server was killed again
             if loaded and stored_tokens(folder) > before:
                 self.parts.append((server.start_s, loaded - began, time.monotonic() - loaded))
                 return
@@ -188,13 +189,13 @@ def kill_repeatedly(folder: Path, number: int) -> Killed:
             generation = generation or server.generation(chat)
             ended = server.follow(generation) if generation else "done"
         except httpx.HTTPError:
-            assert chat, "it died before the question was stored"
+            assert chat, "the server died before it stored the question"
             ended = None
         server.process.join(60 if ended is None else 0)
         told.kills += server.process.exitcode == -signal.SIGKILL
         server.end()
         if ended is not None:
-            break  # the answer is shorter than the place
+            break  # the answer ended before this place
     server = Server(folder)
     try:
         generation = generation or server.generation(chat)
@@ -240,7 +241,8 @@ def test_a_killed_answer_goes_on_byte_for_byte(tmp_path: Path, ledger: Ledger) -
 def test_an_answer_moves_between_replicas_before_its_readers(
     tmp_path: Path, postgres: PostgresServer, valkey: ValkeyServer, ledger: Ledger
 ) -> None:
-    """Three replicas on PostgreSQL and Valkey; the one that writes is killed, readers of another see one stream."""
+    """Three replicas on PostgreSQL and Valkey: the writing one is killed, and readers at another see one unbroken
+    stream."""
     answers = int(os.environ.get("KILLED_ANSWERS", 20 if LONG else 3))
     shared = (postgres.new_database(), valkey.url)
     differing = list[str]()
@@ -262,7 +264,8 @@ def test_an_answer_moves_between_replicas_before_its_readers(
             finally:
                 victim.end()
             undisturbed = others[1].ask(question, seed=number)
-            while generation := others[1].generation(undisturbed):  # taken up elsewhere if the database was away
+            # resumed at another replica if the database was unreachable
+            while generation := others[1].generation(undisturbed):
                 others[1].follow(generation)
             text = others[1].text(chat)
             state, html = reading[0]

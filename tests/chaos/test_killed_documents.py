@@ -1,7 +1,7 @@
-"""kill -9 while documents are uploaded, parsed, read by the model, asked about and deleted, on the demo model.
+"""kill -9 while documents are uploaded, parsed, read by the demo model, asked about and deleted.
 
-No document is half there, and nothing that was acknowledged is lost: not a file, nor its text, a question, an answer
-or a deletion. Documents and answers that a kill interrupted are completed after the next start.
+No document is half stored, and nothing acknowledged is lost: no file, text, question, answer or deletion. Documents and
+answers that a kill interrupts are completed after the restart.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from notso.web.values.ids import new_id
 KILLS = int(os.environ.get("KILLED_DOCUMENTS", "100" if LONG else "2"))
 WORDS = ["heron", "stork", "crane", "reeds", "water", "fish", "frog", "nest", "river", "morning", "grey", "slow"]
 SECONDS = 180
-"""After which a test has hung."""
+"""A test that takes longer than this has hung."""
 
 
 @dataclass
 class Acknowledged:
-    """What the server confirmed. `unsure` were sent and not confirmed: they may be there or not."""
+    """What the server has acknowledged. `unsure`: sent without a response, so it may be stored or not."""
 
-    files: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> sha256, a word that only it has
+    # id -> (sha256, a word that no other document contains)
+    files: dict[str, tuple[str, str]] = field(default_factory=dict)
     ready: set[str] = field(default_factory=set)
     questions: dict[str, str] = field(default_factory=dict)  # key -> text
     chats: dict[str, str] = field(default_factory=dict)  # key -> path
     answers: dict[str, str] = field(default_factory=dict)  # key -> text
-    deleted: dict[str, str] = field(default_factory=dict)  # id -> the word
-    unsure: set[str] = field(default_factory=set)  # sha256
+    deleted: dict[str, str] = field(default_factory=dict)  # id -> the document's word
+    unsure: set[str] = field(default_factory=set)  # sha256 of the file
     maybe_deleted: set[str] = field(default_factory=set)
     steps: int = 0
     at: str = ""
@@ -63,7 +64,8 @@ def is_answered(page: str) -> bool:
 
 
 def is_settled(page: str) -> bool:
-    """Answered, or given up after several processes that ended without a token of it: it offers Continue."""
+    """Return whether the answer is complete, or given up after several crashes without a new token (it offers
+    Continue)."""
     return is_answered(page) or 'data-state="interrupted"' in page
 
 
@@ -72,7 +74,7 @@ def is_decided(state: str) -> bool:
 
 
 def use(server: Victim, rng: random.Random, known: Acknowledged, wrong: list[str]) -> None:
-    """Upload, wait for the text, ask, and delete now and then, until the server is gone."""
+    """Upload, wait for the text, ask, and sometimes delete, until the server is killed."""
     with suppress(httpx.TransportError), httpx.Client(base_url=server.url, timeout=SECONDS) as client:
         while True:
             mark = f"mark{rng.getrandbits(48):x}"
@@ -91,7 +93,7 @@ def use(server: Victim, rng: random.Random, known: Acknowledged, wrong: list[str
             known.steps += 1
             known.at = "parse"
             if rng.random() < 0.3:
-                continue  # without waiting: several are queued
+                continue  # do not wait, so that several documents are queued
             state = json.loads(until(client, f"/documents/{document}/state", is_decided))
             if state["state"] != "ready":
                 wrong.append(f"parse: {state}")
@@ -119,7 +121,7 @@ def use(server: Victim, rng: random.Random, known: Acknowledged, wrong: list[str
 
 
 def attack(server: Victim, rng: random.Random, known: Acknowledged) -> list[str]:
-    """Use the server until a random moment, and kill it."""
+    """Use the server and kill it at a random moment."""
     wrong = list[str]()
     user = threading.Thread(target=use, args=(server, rng, known, wrong), daemon=True)
     user.start()
@@ -135,7 +137,7 @@ def attack(server: Victim, rng: random.Random, known: Acknowledged) -> list[str]
 
 
 def look(server: Victim, known: Acknowledged, some: list[str]) -> list[str]:
-    """What a user sees of some documents after a restart."""
+    """Check some documents through the API after a restart; return the errors."""
     wrong = list[str]()
     for each in some:
         digest, mark = known.files[each]
@@ -157,7 +159,7 @@ def look(server: Victim, known: Acknowledged, some: list[str]) -> list[str]:
 
 
 def look_inside(database: Path, known: Acknowledged) -> list[str]:
-    """What the database holds, between two servers."""
+    """Check the database while no server runs; return the errors."""
     wrong = list[str]()
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
         wrong += [f"check: {row}" for row in db.execute("PRAGMA integrity_check") if row != ("ok",)]

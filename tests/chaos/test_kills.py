@@ -1,6 +1,6 @@
-"""kill -9 at random points under load: what was acknowledged is there, once; a form sent again makes no second turn.
+"""kill -9 at random points under load: all acknowledged data is stored exactly once, and a resent form adds no turn.
 
-Each client is a person, or a program that keeps its responses; it counts what the server said yes to.
+Each client is a user, or a program that stores its responses; it records what the server has acknowledged.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ PEOPLE, PROGRAMS = 3, 2
 
 @dataclass
 class Acknowledged:
-    """What the server said yes to, and what was sent and not answered. Kept over all kills."""
+    """What the server has acknowledged over all kills, and what was sent without a response."""
 
     titles: dict[str, str] = field(default_factory=dict)  # path of a chat -> its last title
-    asked: dict[str, tuple[str, str]] = field(default_factory=dict)  # key of a form -> chat, text
+    asked: dict[str, tuple[str, str]] = field(default_factory=dict)  # key of a form -> (chat, text)
     deleted: set[str] = field(default_factory=set)
     maybe_deleted: set[str] = field(default_factory=set)
-    responses: dict[str, str] = field(default_factory=dict)  # id -> what it answered
-    unsure: dict[str, tuple[str, str]] = field(default_factory=dict)  # key -> address, text
+    responses: dict[str, str] = field(default_factory=dict)  # id -> text of the response
+    unsure: dict[str, tuple[str, str]] = field(default_factory=dict)  # key -> (address, text)
     writes: int = 0
 
 
 def person(server: Victim, rng: random.Random, known: Acknowledged, unexpected: list[str]) -> None:
-    """Begins a chat, asks once more, renames it, now and then deletes one; until the server is gone."""
+    """Start chats, ask again, rename, and sometimes delete, until the server is killed."""
     number = 0
     try:
         with httpx.Client(base_url=server.url, timeout=60) as client:
@@ -71,14 +71,14 @@ def person(server: Victim, rng: random.Random, known: Acknowledged, unexpected: 
                 if answer.status_code == 303:
                     known.asked[key] = chat, text
                     known.writes += 1
-                elif answer.status_code != 409:  # the first answer is still being written
+                elif answer.status_code != 409:  # 409: the first answer is still being written
                     unexpected.append(f"{answer.status_code} to a second question")
     except httpx.TransportError:
         pass
 
 
 def program(server: Victim, rng: random.Random, known: Acknowledged, unexpected: list[str]) -> None:
-    """Has responses kept, each going on from the one before, whole or as a stream."""
+    """Create stored responses, each continuing the one before, whole or streamed, until the server is killed."""
     previous: str | None = None
     try:
         with httpx.Client(base_url=server.url, timeout=60) as client:
@@ -100,7 +100,7 @@ def program(server: Victim, rng: random.Random, known: Acknowledged, unexpected:
 
 
 def look(server: Victim, known: Acknowledged, keys: list[str], responses: list[str]) -> list[object]:
-    """What is missing or there twice, of what these keys and ids stand for."""
+    """Check through the API that these questions and responses are stored; return the errors."""
     wrong: list[object] = []
     client = server.client
     for key in keys:
@@ -115,7 +115,7 @@ def look(server: Victim, known: Acknowledged, keys: list[str], responses: list[s
         again = client.post(address, data={"text": text, "key": key})
         if again.status_code != 303 or again.headers["location"] != chat:
             wrong.append((chat, "the same form again", again.status_code))
-    for key, (address, text) in known.unsure.items():  # sent again, as a browser does: once it is
+    for key, (address, text) in known.unsure.items():  # resend as a browser does; afterwards it must be stored once
         for _ in range(2):
             again = client.post(address, data={"text": text, "key": key})
             if again.status_code not in (303, 409):
@@ -131,7 +131,7 @@ def look(server: Victim, known: Acknowledged, keys: list[str], responses: list[s
 
 
 def look_inside(database: Path, known: Acknowledged) -> list[object]:
-    """The same of all there is, at the end, in the file itself."""
+    """Check everything in the database file after the last kill; return the errors."""
     db = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
     wrong: list[object] = [("check", row) for row in db.execute("PRAGMA integrity_check") if row != ("ok",)]
     held = dict(db.execute("SELECT idempotency_key, content FROM messages WHERE idempotency_key IS NOT NULL"))
@@ -157,7 +157,8 @@ def look_inside(database: Path, known: Acknowledged) -> list[object]:
 
 
 def converse(server: Victim) -> list[object]:
-    """A stream with a name is of one process: after a kill it is unknown, may be asked for again, and is there once."""
+    """Check that a named stream, which belongs to one process, is unknown after a kill and can be requested once
+    more."""
     body = {"messages": [{"role": "user", "content": "by name"}], "stream": True}
     before = server.client.get("/v1/stream", params={"conv_id": "named"}).status_code
     asked = server.client.post("/v1/chat/completions", json=body, headers={"X-Conversation-Id": "named"})
@@ -167,7 +168,7 @@ def converse(server: Victim) -> list[object]:
 
 
 def attack(server: Victim, known: Acknowledged, rng: random.Random) -> list[str]:
-    """Until some moment after the tenth write. What was answered that should not have been."""
+    """Run clients until a random moment after the tenth write, then kill the server. Return unexpected responses."""
     unexpected: list[str] = []
     clients = [
         threading.Thread(target=each, args=(server, random.Random(rng.random()), known, unexpected), daemon=True)

@@ -1,4 +1,4 @@
-"""The page of what was tried is the one the results make, and every result has its test."""
+"""docs/reliability.md matches the stored results, and every result belongs to a test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_the_page_is_what_the_results_make() -> None:
 
 
 def test_every_result_has_its_test_and_every_attack_its_result() -> None:
-    """An attack that is in the tree and was never run at full length would be a promise without a figure."""
+    """Every attack has been run at full length, so each test has a result."""
     tests = {
         name: "ledger" in arguments
         for path in Path(__file__).parent.glob("test_*.py")

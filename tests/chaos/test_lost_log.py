@@ -1,4 +1,5 @@
-"""Log or database deleted, cut or smashed after a kill: the store says so, is only read, and keeps the rest."""
+"""Log or database deleted, truncated or overwritten after a kill: the store reports it, opens read-only, and keeps the
+rest."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome(directory: Path) -> tuple[str, int]:
-    """How it started - "well", "read-only" or "refused" - and how many answers it shows."""
+    """Return "well", "read-only" or "refused", and the number of answers that can be read."""
 
     async def look(store: SQLiteStore) -> tuple[str, int]:
         return "read-only" if store.read_only else "well", len((await shown(store))[1])

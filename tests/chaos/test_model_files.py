@@ -1,8 +1,8 @@
-"""Model files of strangers: whatever they claim, `verify` and an engine refuse them in one line, or they run.
+"""Untrusted model files: `verify` and the engine reject them with a one-line message, or they run.
 
-Each file is a small sound one with one to three things changed that mean something: a key gone, of another type or out
-of range, texts of the vocabulary doubled, emptied, huge or hostile, merges, ids, kinds and templates of all sorts,
-tensors that do not fit. `CHAOS=long` tries thousands.
+Each file is a small valid one with one to three meaningful changes: keys missing, of the wrong type or out of range;
+duplicate, empty, huge or hostile tokens; changed merges, ids, token types and templates; tensors that do not fit.
+`CHAOS=long` tries thousands.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.text.vocabulary import Vocabulary
 
 FILES = 2000 if LONG else 120
-MAX_CPU_SECONDS = 5.0  # for one file of a few hundred kilobytes, judged in the long form; a hundred times what it takes
+MAX_CPU_SECONDS = 5.0  # per file of a few hundred kilobytes, checked at full length; a hundred times the usual time
 HOSTILE = "\n\x1b[2J\r\x00\u202e\u2028\x7f\x9b<|im_end|>" + "é" * 5000
 NUMBERS = (0, 1, 2, 3, 15, 255, 256, 257, 10**6, 2**31 - 1)
 TEMPLATES = (
@@ -77,7 +77,7 @@ def new_key(rng: random.Random, entries: dict[str, tuple[Any, str]], tensors: di
 
 
 def texts(rng: random.Random, entries: dict[str, tuple[Any, str]], tensors: dict[str, Any]) -> None:
-    """Tokens doubled, emptied, huge, hostile, missing, one too many."""
+    """Change the tokens: duplicate, empty, huge, hostile, missing, or one too many."""
     tokens = list(entries["tokenizer.ggml.tokens"][0])
     at = rng.randrange(len(tokens))
     match rng.randrange(8):
@@ -132,7 +132,7 @@ def template(rng: random.Random, entries: dict[str, tuple[Any, str]], tensors: d
 
 
 def tensor(rng: random.Random, entries: dict[str, tuple[Any, str]], tensors: dict[str, Any]) -> None:
-    """One gone, renamed, of another shape or format, or full of what is no number."""
+    """Change one tensor: missing, renamed, of another shape or format, or filled with invalid numbers."""
     name = rng.choice(list(tensors))
     shape, form, data = tensors.pop(name)
     match rng.randrange(5):
@@ -157,7 +157,7 @@ MUTATIONS: tuple[Mutation, ...] = (key_gone, another_value, new_key, texts, text
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, tuple[Any, str]], dict[str, Any]]:
-    """Entries with their types, and tensors, of a file that runs."""
+    """Return the metadata entries with their types and the tensors of a valid file."""
     path = tmp_path_factory.mktemp("sound") / "sound.gguf"
     with GGUFFile.open(demo_path()) as demo:
         words = len(demo.metadata["tokenizer.ggml.tokens"])
@@ -180,7 +180,7 @@ def check_line(text: str) -> None:
 
 
 def verdict(path: Path) -> bool:
-    """Whether `verify` finds the file sound."""
+    """Return whether `verify` accepts the file."""
     try:
         found = verify_file(path, hash_file=False)
     except NotsoError as error:
@@ -192,7 +192,7 @@ def verdict(path: Path) -> bool:
 
 
 def runs(path: Path) -> bool:
-    """Whether an engine takes the file, and answers or says in one line why not."""
+    """Return whether an engine can load the file; every refusal must be a one-line message."""
     try:
         engine = Engine.load(path, threads=1, max_num_seqs=1)
     except NotsoError as error:
@@ -222,18 +222,18 @@ def test_mutated_model_files(sound: Any, tmp_path: Path, own_home: Path, ledger:
                 change(rng, entries, tensors)
             write(path, entries, tensors)
         except (KeyError, NotsoError, ValueError, TypeError):
-            continue  # two changes that do not go together
+            continue  # the changes cannot be combined
         started = time.process_time()
         try:
             is_sound = verdict(path)
             does_run = runs(path)
             ran += does_run
-            assert does_run or not is_sound, "verify finds nothing wrong with what does not run"
+            assert does_run or not is_sound, "verify accepted a file that does not run"
         except BaseException as error:
             failed.append(f"seed {seed}: {type(error).__name__}: {error}"[:400])
         slowest = max(slowest, time.process_time() - started)
     print(*failed, f"{ran} of {FILES} ran, slowest {slowest:.2f} s", sep="\n", file=sys.stderr)
-    assert 0.05 * FILES < ran < 0.8 * FILES, "both ways out were tried"
+    assert 0.05 * FILES < ran < 0.8 * FILES, "both outcomes must occur often"
     assert not LONG or slowest < MAX_CPU_SECONDS
     ledger.note(
         "files",
@@ -245,7 +245,7 @@ def test_mutated_model_files(sound: Any, tmp_path: Path, own_home: Path, ledger:
 
 
 def test_doubled_texts_cost_linear_time(ledger: Ledger) -> None:
-    """Counted: every text is looked at once. Compared one with all the others, the long form takes hours."""
+    """Count comparisons: each token is looked up once. Comparing all pairs would take hours at full length."""
     count = 999_000 if LONG else 100_000
     tokens = [f"a{i}" for i in range(count)]
     looked_at = 0

@@ -1,4 +1,4 @@
-"""Power lost at any call: what was not synced is dropped, or kept in part. What was acknowledged before is there."""
+"""Power failure at any system call: unsynced data is dropped or partly kept, and all acknowledged data is there."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageError
 
 TURNS = 12 if LONG else 5
-POINTS = 1 if LONG else 23  # every call, or every so many-th
-TORN = 3 if LONG else 1  # how often what was not synced is kept in part, at each point
+POINTS = 1 if LONG else 23  # test every call, or every 23rd
+TORN = 3 if LONG else 1  # number of states with partly kept data at each point
 SECTORS = (512, 4096)
 
 WRITER = """
@@ -43,10 +43,10 @@ async def fill():
     for number in range(turns):
         await save_turn(store, chat, number)
         os.write(told, str(number).encode())
-        if number % 4 == 3:  # the log is folded in
+        if number % 4 == 3:  # wait for a checkpoint of the log
             while (data / "notso.db-wal").stat().st_size:
                 await asyncio.sleep(0.01)
-        if number == turns // 2:  # a clean end, and a start
+        if number == turns // 2:  # a clean shutdown and restart
             await store.close()
             store = SQLiteStore(data)
             await store.open()
@@ -62,8 +62,8 @@ HALVES = """SELECT id FROM messages asked WHERE role = 'user'
 
 @dataclass
 class Disk:
-    """Files as they would be found after the power went: what was synced, and calls that may or may not have got
-    there. A file that was deleted may be found until the directory was synced."""
+    """The files as a power failure would leave them: synced data, and pending calls that may or may not have been
+    written. A deleted file may reappear until its directory has been synced."""
 
     synced: dict[str, bytearray] = field(default_factory=dict)
     pending: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
@@ -71,7 +71,7 @@ class Disk:
     def take(self, call: Call) -> None:
         if call.error:
             return
-        if call.kind == SYNC and not call.file.startswith("notso.db"):  # the directory
+        if call.kind == SYNC and not call.file.startswith("notso.db"):  # a sync of the directory
             for file, calls in list(self.pending.items()):
                 gone = max((at for at, each in enumerate(calls, 1) if each.kind == UNLINK), default=0)
                 if gone:
@@ -85,7 +85,7 @@ class Disk:
             self.pending[call.file].append(call)
 
     def found(self, keep: Callable[[Call], Iterator[Call]]) -> dict[str, bytearray]:
-        """With those parts of what was not synced that `keep` lets through."""
+        """Return the files with the parts of pending calls that `keep` selects."""
         files = {name: bytearray(held) for name, held in self.synced.items()}
         for calls in self.pending.values():
             for call in calls:
@@ -116,7 +116,7 @@ def kept(call: Call) -> Iterator[Call]:
 
 
 def torn(rng: random.Random) -> Callable[[Call], Iterator[Call]]:
-    """Any sectors of any writes, whatever their order was."""
+    """Return a `keep` that selects random sectors of random writes, regardless of their order."""
     sector = rng.choice(SECTORS)
 
     def keep(call: Call) -> Iterator[Call]:
@@ -131,7 +131,7 @@ def torn(rng: random.Random) -> Callable[[Call], Iterator[Call]]:
 
 
 def what_is_wrong(directory: Path, files: dict[str, bytearray], acknowledged: int) -> object:
-    """Nothing, if everything acknowledged is there and the rest is orderly."""
+    """Return None if all acknowledged data is stored and the rest is consistent, otherwise the error."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
     for name, held in files.items():
@@ -166,7 +166,7 @@ def test_power_loss_loses_nothing_that_was_acknowledged(tmp_path: Path, ledger: 
         if call.file.endswith("-acknowledged"):
             acknowledged += call.kind == WRITE
             continue
-        if call.file.endswith("-shm"):  # it is made anew by whoever comes first
+        if call.file.endswith("-shm"):  # the first process that opens the database recreates this file
             continue
         disk.take(call)
         syncs += call.kind == SYNC

@@ -1,4 +1,5 @@
-"""Answers made to be slow to read as Markdown: they may cost their own chat its layout, and nobody else anything."""
+"""Answers made to render slowly as Markdown may lose the formatting of their own chat but must not affect other
+chats."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from chaos.victim import ANSWERED, Victim, Witness
 
 from notso.web.values.wording import words
 
-SIZE = 256 * 1024 - 1  # the longest that is read as Markdown
+SIZE = 256 * 1024 - 1  # the longest text that is rendered as Markdown
 SHAPES = (
     ("[", 16_000),
     ("![a](", 3_200),
@@ -22,9 +23,9 @@ SHAPES = (
     ("a  \n", 3_900),
     ("*a_", 5_300),
     ("[a](", 4_000),
-    ("```c\na " + "\n" * 18_000 + "```\n", 1),  # code: one expression of its lexer would take 45 s a block
+    ("```c\na " + "\n" * 18_000 + "```\n", 1),  # code: a regular expression of its lexer would take 45 s per block
 )
-"""What a paragraph is made of, and how often; as many paragraphs as there is room for."""
+"""(unit, repetitions) of a paragraph. Paragraphs are repeated up to the size limit."""
 READERS = 3
 SAY = """
 size, shapes = settings.pop("size"), settings.pop("shapes")
@@ -36,7 +37,7 @@ def script(messages, thinking):
         text = (unit * times + "\\n\\n") * (size // len(unit * times) + 1)
     yield from say(text[:size], piece=16_384)
 """
-"""The engine's answers: a number asks for one of the shapes."""
+"""The engine's script: a number selects one of the shapes."""
 
 
 def at_once(jobs: Iterable[Callable[[], object]]) -> None:
@@ -46,7 +47,7 @@ def at_once(jobs: Iterable[Callable[[], object]]) -> None:
 
 
 def test_a_chat_that_is_slow_to_lay_out(victim: Callable[..., Victim], ledger: Ledger) -> None:
-    """Its answers come without HTML, as in an import; they are laid out once, however many ask for them."""
+    """The answers arrive without HTML, as in an import, and are rendered once for all readers."""
     server = victim()
     answers, views = (len(SHAPES), 10) if LONG else (1, 2)
     texts = [(unit * times + "\n\n") * (SIZE // len(unit * times) + 1) for unit, times in SHAPES[:answers]]
@@ -72,7 +73,7 @@ def test_a_chat_that_is_slow_to_lay_out(victim: Callable[..., Victim], ledger: L
 
 @pytest.mark.long("chaos")
 def test_slow_answers_in_many_chats(victim: Callable[..., Victim], ledger: Ledger) -> None:
-    """Written at the same time, each with readers that come back until it is done."""
+    """The answers are written at the same time, and each is polled until it is complete."""
     chats = len(SHAPES) if LONG else 2
     server = victim(SAY, shapes=SHAPES, size=SIZE if LONG else 60_000)
     with Witness(server) as witness:

@@ -1,4 +1,4 @@
-"""A secret in each of many chats at once, with answers cancelled all the time: none shows in another's answer."""
+"""Many chats at once, each with a secret, while answers are constantly cancelled: no secret shows in another answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def question(number: int, secret: str) -> list[Message]:
 
 
 def text_of(engine: Engine, messages: list[Message], owner: str, stop_after: int | None = None) -> str:
-    """The answer, or as much as there was when it was told to stop after so many events."""
+    """Return the answer's text, or its beginning if it is stopped after `stop_after` events."""
     generation = engine.submit(messages, GREEDY, RequestOptions(thinking=False, owner=owner))
     said = ""
     for number, event in enumerate(generation.events()):

@@ -1,4 +1,4 @@
-"""For hours: sixteen chats on the real engine, readers that come and go. Nothing may grow that does not come back."""
+"""Sixteen chats on the real engine for hours, with readers that come and go: memory and descriptors must not grow."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PAUSE_SECONDS = float(os.environ.get("SOAK_PAUSE", "3"))
 SAMPLE_SECONDS = 5.0
 FILL_SECONDS = 300.0
 WARM_SHARE = 0.25
-"""What is bounded fills first, so that it is told apart from growth: five minutes without a pause ask for more than the
-hours with one, and a share of these is left out too."""
+"""Share of the samples to leave out as warm-up, until bounded caches are full and no longer look like growth. Five
+minutes of requests without pauses before the first sample fill most of them."""
 BLOCKS = 12
 SETTLE_SECONDS = 120.0
 T_95 = 2.23
-"""Student's t for 95 % and the ten degrees of freedom of a line through twelve blocks."""
+"""Student's t for 95 % and ten degrees of freedom, which a line through twelve blocks has."""
 
 
 class Samples(threading.Thread):
-    """Seconds since the start, MB and descriptors, again and again."""
+    """Records seconds since the start, MB of memory, and descriptors at intervals."""
 
     def __init__(self, victim: Victim) -> None:
         super().__init__(daemon=True)
@@ -41,9 +41,9 @@ class Samples(threading.Thread):
 
 
 def slope_mb_per_hour(rows: list[tuple[float, float, int]]) -> tuple[float, float]:
-    """The slope of memory behind the warm-up, and half its 95 % interval, by a line through the medians of blocks.
+    """Fit a line through the median memory of blocks after the warm-up; return its slope and half the 95 % interval.
 
-    A block is minutes long, so what one request takes and gives back does not count as growth.
+    A block is minutes long, so the memory of a single request does not count as growth.
     """
     rows = rows[int(WARM_SHARE * len(rows)) :]
     size = len(rows) // BLOCKS
@@ -57,7 +57,7 @@ def slope_mb_per_hour(rows: list[tuple[float, float, int]]) -> tuple[float, floa
 
 
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""asyncio's own pool takes as many as it wants to, one after another, and keeps them."""
+"""asyncio's own thread pool grows to this size over time and keeps its threads."""
 
 
 def _more_than(settled: tuple[int, int], server: Victim) -> tuple[int, int]:
@@ -65,14 +65,14 @@ def _more_than(settled: tuple[int, int], server: Victim) -> tuple[int, int]:
 
 
 def test_sixteen_chats_leave_nothing_behind(victim: Callable[..., Victim], ledger: Ledger) -> None:
-    """Bounded, and full before the first sample: 160 recorded steps of 20 KB, the engine's blocks, SQLite's pages, 64
-    turns that ended, and what each thread's part of the C library's memory keeps between two givings back. The last was
-    1.3 MB an hour before the server gave back at all."""
+    """Bounded buffers are full before the first sample: 160 recorded steps of 20 KB, the engine's blocks, SQLite's
+    pages, 64 finished turns, and what malloc keeps for each thread between two trims. Before the server trimmed, the
+    last alone added 1.3 MB an hour."""
     server = victim(DEMO)
     if LONG:
         Crowd(server, seed=0).run(seconds=FILL_SECONDS)
     else:
-        Crowd(server, seed=0).run(turns=1)  # whatever is made once is made
+        Crowd(server, seed=0).run(turns=1)  # create everything that is created only once
     settled, names = (server.threads(), server.descriptors()), server.descriptor_names()
     samples, crowd = Samples(server), Crowd(server, seed=1, pause_seconds=PAUSE_SECONDS if LONG else 0.0)
     figures: dict[str, float] = {}

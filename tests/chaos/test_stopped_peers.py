@@ -1,5 +1,5 @@
-"""Peers that hang instead of failing: each is stopped by SIGSTOP beside a server. Pages answer, or say 503, and SIGTERM
-ends the server all the same."""
+"""Peers that hang instead of failing: each is stopped by SIGSTOP. Pages respond, possibly with 503, and SIGTERM still
+ends the server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Made = tuple[Victim, Callable[[], list[int]]]
 
 
 def below(process: int) -> list[int]:
-    """A process and all that it started."""
+    """Return the process and all its descendants."""
     children = Path(f"/proc/{process}/task").glob("*/children")
     return [process, *(each for path in children for child in path.read_text().split() for each in below(int(child)))]
 
@@ -82,7 +82,7 @@ def with_mcp_server(parts: ExitStack, folder: Path, start: Callable[..., Victim]
 
 
 SLOW = with_postgres, with_mcp_server
-"""What waits for these, waits for seconds: at full length only."""
+"""Waiting for these peers takes seconds, so they are tested only at full length."""
 MADE = (with_valkey, with_engine, with_plugin, *(SLOW if LONG else ()))
 PEERS = {each.__name__.removeprefix("with_"): each for each in MADE}
 

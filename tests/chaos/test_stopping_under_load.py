@@ -1,4 +1,4 @@
-"""SIGTERM at any moment, while questions come in and answers are written: nothing acknowledged is lost."""
+"""SIGTERM at any moment, while questions arrive and answers are written: no acknowledged data is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def script(messages, thinking):
 
 
 def keep_asking(server: Victim, name: str, acknowledged: list[str], begun: threading.Event) -> None:
-    """New chats without a pause, until nobody is there any more."""
+    """Start new chats without pause until the server is gone."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         for number in range(1000):
             words = f"{name}-{number}"
@@ -69,7 +69,7 @@ def test_stopping_under_load(victim: Callable[..., Victim], ledger: Ledger) -> N
         for each in asking:
             each.join()
         server.close()
-    server = victim("")  # unfinished answers go on by themselves
+    server = victim("")  # unfinished answers are resumed
     while RUNNING.search(exported := json.dumps(server.client.get("/export").json())):
         pass
     found = re.findall(r'"(r\d+c\d+-\d+)"', exported)

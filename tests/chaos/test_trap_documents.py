@@ -1,4 +1,5 @@
-"""Documents made to exhaust, mislead or break: each ends in one sentence or in harmless text, unnoticed."""
+"""Documents made to exhaust, mislead or crash a parser: each ends with one sentence or harmless text, without side
+effects."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from documents.traps import BOMBS, SECRET, TRAPS
 
 MAX_UPLOAD_BYTES = 16 << 20
 SECONDS = 1200
-"""After which the test has hung: a bomb may take a minute of CPU time and more."""
+"""A test that takes longer than this has hung. A decompression bomb may take more than a minute of CPU time."""
 
 
 def hostile_texts() -> dict[str, bytes]:
-    """Texts that are read, and that are hard to search and to quote."""
+    """Return readable texts that are hard to search and to quote."""
     times = 1 if LONG else 100
     rng = random.Random(5)
     letters = rng.choices("abcdefghijklmnop", k=15_000_000 // times)

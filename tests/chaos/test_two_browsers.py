@@ -1,4 +1,4 @@
-"""Two browsers with one key, everything at once on the same chats: no fault, nothing lost, both see the same."""
+"""Two browsers with one key act on the same chats at once: no error, no lost data, and both see the same in the end."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from chaos.victim import Victim
 from notso.web.values.ids import new_id
 
 KEY = "correct horse battery staple"
-STEPS = 1_500 if LONG else 40  # of each browser
+STEPS = 1_500 if LONG else 40  # per browser
 CHATS = 3
-REFUSALS = {400, 404, 409, 429}  # the other one was quicker
+REFUSALS = {400, 404, 409, 429}  # statuses if the other browser was faster
 OWN = re.compile(
     r'nonce[-="]+[\w-]+|value="[0-9a-f-]{36}"|X-Tab": "[0-9a-f-]+|tab=[0-9a-f-]+|[\d.]+ MB (?:in use|including)'
 )
-"""What differs on every page, and from moment to moment."""
+"""Parts of a page that differ between requests."""
 
 
 class Browser:
-    """Acts at random; `kept` are the words of questions that were acknowledged."""
+    """Performs random actions. `kept`: texts of acknowledged questions."""
 
     def __init__(self, server: Victim, name: str, chats: list[str]) -> None:
         self.client = httpx.Client(base_url=server.url, timeout=120)
@@ -103,7 +103,7 @@ class Browser:
         self.undone(answer.text if answer.status_code == 200 else "")
 
     def undone(self, said: str) -> None:
-        """What was taken away is taken back at once: that it could not be would be a loss."""
+        """Undo a deletion at once; if that fails, data is lost."""
         if trash := re.search(r"undo[=/](\w+)", said):
             time.sleep(0.01 * self.chance.random())
             self.post(f"/undo/{trash[1]}", expected=set())

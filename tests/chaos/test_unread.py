@@ -1,4 +1,5 @@
-"""Clients that ask and do not read: what they hold is bounded, they are dropped, and others are served meanwhile."""
+"""Clients that send requests and do not read: their memory is bounded, they are dropped, and other clients are
+served."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 """
 SMALL_WINDOW_BYTES = 4096
-AT_REST = 24  # descriptors that come and go with visitors and readers of the database
+AT_REST = 24  # descriptors for visitors and database readers, whose number varies
 SEND_SECONDS = 30 if LONG else 1
 
 
 class Crowd:
-    """Connections that send `request` and read nothing. Who is dropped comes back, until they are to stay away."""
+    """Connections that send `request` and read nothing. Dropped ones are replaced until `stay_away` is called."""
 
     def __init__(self, victim: Victim, size: int, request: bytes = b"", pause_seconds: float = 0.0) -> None:
         self._pause = pause_seconds
@@ -44,7 +45,7 @@ class Crowd:
             client.close()
 
     def stay_away(self) -> None:
-        """Nobody comes any more; who is there stays, and reads nothing."""
+        """Open no more connections; the existing ones stay open and read nothing."""
         self._over.set()
         self._thread.join()
 
@@ -77,14 +78,14 @@ class Crowd:
         with contextlib.suppress(OSError):
             client.sendall(self._request)
         self._clients[client.fileno()] = client
-        self._poll.register(client, 0)  # which tells of its end and of nothing else
+        self._poll.register(client, 0)  # reports only the end of the connection
         self.opened += 1
         if self._pause:
             self._over.wait(self._pause)
 
 
 def test_sockets_that_pipeline_and_read_nothing(victim: Callable[..., Victim], ledger: Ledger) -> None:
-    size = 420 if LONG else 12  # each has more than a hundred pages made for it before its buffers are full
+    size = 420 if LONG else 12  # the server creates more than a hundred pages for each before its buffers are full
     server = victim(FEW_DESCRIPTORS, send_timeout_seconds=SEND_SECONDS)
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200
     with Witness(server) as witness:
@@ -125,7 +126,7 @@ def test_exports_that_nobody_reads(victim: Callable[..., Victim], ledger: Ledger
                 crowd.wait_for_drops(size)
             crowd.stay_away()
             left = _left(server, before)
-        assert len(server.client.get("/export").json()["chats"]) == 2, "who reads gets all of it"
+        assert len(server.client.get("/export").json()["chats"]) == 2, "a client that reads gets everything"
     ledger.note(
         "clients",
         f"exports of {megabytes:g} MB that are never read",
@@ -136,7 +137,7 @@ def test_exports_that_nobody_reads(victim: Callable[..., Victim], ledger: Ledger
 
 
 def _left(server: Victim, before: int) -> int:
-    """How many descriptors are still held above those of before, when the limit for sending is well over."""
+    """Return how many more descriptors are open than before, once the send timeout has certainly passed."""
     deadline = time.monotonic() + 3 * SEND_SECONDS + 10
     while (left := server.descriptors() - before - AT_REST) > 0 and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,4 +1,5 @@
-"""Native operations called wrongly, below the checks in Python: refused without a byte written, or right after all."""
+"""Invalid calls of native operations, below Python's checks, are refused without writing a byte or give correct
+results."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def test_wrong_native_calls(ledger: Ledger, kernels_as_they_were: None) -> None:
     failed = 0
     each = CALLS // len(fuzz.OPERATIONS)
     for name in fuzz.OPERATIONS:
-        for seed in range(1_000_000, 1_000_000 + each):  # others than the fuzzer's own
+        for seed in range(1_000_000, 1_000_000 + each):  # other seeds than the fuzzer's own
             try:
                 with np.errstate(all="ignore"):
                     fuzz.one_call(name, seed)

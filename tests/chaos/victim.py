@@ -1,4 +1,5 @@
-"""A server in a process of its own, to be attacked, and a witness: an honest person who uses it meanwhile."""
+"""A server in its own process to attack, and a witness that measures how the server treats an ordinary user
+meanwhile."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def ready(url):
 serve(load, Settings(port=0, data_dir=Path(sys.argv[1]), **settings), on_ready=ready)
 """
 )
-"""The engine answers with the question, at once: so a client decides what is rendered, saved and streamed."""
+"""The engine echoes the question at once, so a client controls what is rendered, saved and streamed."""
 
 ANSWERED = 'data-state="done"'
 
@@ -69,21 +70,21 @@ def load():
     from notso.smollm3 import Engine
     return Engine.load(context_tokens=2048, max_num_seqs=16, threads=2)
 """
-"""As `more`: the real engine with the demo model."""
+"""A value for `more`: the real engine with the demo model."""
 
 
 def new_key(directory: Path, name: str, *, is_operator: bool = False) -> dict[str, str]:
-    """The header that shows a new key of the server whose data lies there."""
+    """Create a key for the server with this data directory; return the request header that presents it."""
     secret, _ = KeyBook(lambda: SQLiteAccessStore(directory)).add(name, is_operator=is_operator)
     return {"Authorization": f"Bearer {secret}"}
 
 
 class Victim:
-    """The server. `more` is source text that runs before it starts, with `script`, `load` and `settings` to
-    replace; `settings` are those of the web, and `pace_seconds` of the scripted engine; `environment` is added to its
-    own. `headers` are sent with what its client asks for: a key, where it wants one.
+    """A server to attack.
 
-    Its log is a file, as an operator has it: what it grows by is a figure too.
+    `more` is source text that runs before the start and may replace `script`, `load` and `settings`. `settings` are web
+    settings, and `pace_seconds` of the scripted engine. `environment` extends the environment. The client sends
+    `headers`, for example with a key. The log is a file, as in production, because its growth is measured too.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Victim:
         self.client = httpx.Client(base_url=self.url, timeout=120, headers=self.headers)
 
     def ask(self, text: str, chat: str = "/chats") -> str:
-        """POST a message; the path of its chat."""
+        """Send a message and return the path of its chat."""
         path = chat if chat == "/chats" else f"{chat}/messages"
         answer = self.client.post(path, data={"text": text, "key": new_id()})
         assert answer.status_code == 303, answer.text[:500]
@@ -127,7 +128,7 @@ class Victim:
             time.sleep(0.05)
 
     def connect(self, receive_buffer_bytes: int | None = None) -> socket.socket:
-        """A bare connection. A small receive buffer makes a reader that takes little before it must read."""
+        """Open a plain connection. A small receive buffer lets the server's output back up early."""
         client = socket.socket()
         if receive_buffer_bytes is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
@@ -136,12 +137,12 @@ class Victim:
         return client
 
     def memory_mb(self) -> float:
-        """What is the process's own, in memory or swapped out: pages of files do not count."""
+        """Return the process's private memory, resident or swapped out, without pages of files."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return sum(int(size) for size in re.findall(r"^(?:RssAnon|VmSwap):\s+(\d+)", status, re.MULTILINE)) / 1024
 
     def descriptors(self) -> int:
-        """Open descriptors; of the database, at least as many as all its readers together have.
+        """Count open descriptors; count those of the database as if all its readers were open.
 
         Readers are opened when reads first overlap, which depends on load.
         """
@@ -150,7 +151,7 @@ class Victim:
         return names.total() - of_database + max(of_database, 3 * (READ_THREADS + 1))
 
     def descriptor_names(self) -> Counter[str]:
-        """What the descriptors are, numbers left out, and how many of each."""
+        """Count descriptors by target, with digits removed."""
         names: Counter[str] = Counter()
         for entry in Path(f"/proc/{self.pid}/fd").iterdir():
             with suppress(FileNotFoundError):
@@ -178,21 +179,21 @@ class Victim:
 
 @dataclass
 class Visits:
-    """What one kind of request took, each on a connection of its own."""
+    """Durations of one kind of request, each on its own connection."""
 
     milliseconds: list[float] = field(default_factory=list)
     failed: int = 0
 
     def percentile(self, share: float) -> float:
-        """Milliseconds. A request that failed counts as one that took for ever."""
+        """Return a percentile in milliseconds. A failed request counts as infinitely slow."""
         ranked = sorted(self.milliseconds) + [float("inf")] * self.failed
         return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
 
 
 class Witness:
-    """Asks for `/livez` and for a page of a chat of its own, again and again, and looks at the memory meanwhile.
+    """Requests `/livez` and a page of its own chat repeatedly, and measures the server's memory.
 
-    with Witness(victim) as witness: the attack; afterwards its figures.
+    Usage: `with Witness(victim) as witness:` around the attack; the figures are available afterwards.
     """
 
     def __init__(self, victim: Victim, pause_seconds: float = 0.05) -> None:

@@ -1,8 +1,8 @@
-"""People who ask, follow the answer as the page does, and ask again, now and then in a new chat.
+"""Simulated users who ask, follow the answer as the page does, and ask again, sometimes in a new chat.
 
-A program of its own, so that what they cost slows no witness: `python visitors.py ADDRESS HEAVY LOOK_SECONDS`. So many
-ask again at once, and a light one pauses. A line is printed for each thing that happened: `accepted NAME WORDS`,
-`served NAME`, `refused NAME`, `failed NAME why`. It ends with its standard input.
+Run as a separate program, so that its cost does not slow the witness: `python visitors.py ADDRESS HEAVY LOOK_SECONDS`.
+HEAVY users ask again at once, and one light user pauses. Each event is printed as a line: `accepted NAME WORDS`,
+`served NAME`, `refused NAME`, `failed NAME why`. The program ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STREAM = re.compile(r"/generations/([\w-]+)/events")
 
 
 class Visitor:
-    """Refused, it comes back sooner than it was told."""
+    """If refused, this user retries sooner than the server asked."""
 
     def __init__(self, address: str, name: str, look_seconds: float, pause: float) -> None:
         self._client = httpx.Client(base_url=address, timeout=PATIENCE_SECONDS)
@@ -62,7 +62,7 @@ class Visitor:
             self._say("failed", str(answer.status_code))
 
     def _follow(self, page: str) -> None:
-        """The stream to its end; who is told that too many are read looks again later, as the page does."""
+        """Read the stream to its end; if there are too many readers, poll the page as its script does."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (stream := _STREAM.search(page)) is not None:
             with self._client.stream("GET", f"/generations/{stream[1]}/events") as events:

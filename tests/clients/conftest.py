@@ -1,4 +1,4 @@
-"""Servers in processes of their own, for clients that live in another environment than the server."""
+"""Fixtures: servers in their own processes, for clients that are installed in other environments than the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL = {"scripted": "scripted", "demo": "notso-demo"}
 
 
 def _running(command: list[str]) -> Iterator[str]:
-    """The address that the server prints, without its last slash, once it is ready to answer."""
+    """Start a server and yield its address, without the last slash, when it can answer."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True)
     assert process.stdout is not None
     try:
@@ -49,27 +49,27 @@ def _wait_until_loaded(address: str, process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="session")
 def server_python() -> str:
-    """The Python that has the server, and so the engine."""
+    """Return the Python in which the server is installed."""
     return SERVER_PYTHON
 
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server that does what it is asked for (see scripted_server)."""
+    """Yield the address of a server with scripted answers (see scripted_server)."""
     data = str(tmp_path_factory.mktemp("scripted"))
     yield from _running([SERVER_PYTHON, str(HERE / "scripted_server.py"), data])
 
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with the demo model."""
+    """Yield the address of a server with the demo model."""
     data = str(tmp_path_factory.mktemp("demo"))
     yield from _running([*NOTSO, *SERVE, "--data-dir", data])
 
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with a small random model, which reads long prompts fast."""
+    """Yield the address of a server with a small random model, which processes long prompts quickly."""
     folder = tmp_path_factory.mktemp("small")
     subprocess.run([*NOTSO, "synth", str(folder / "small.gguf"), *SMALL], check=True, capture_output=True)
     context = ("--context", "40000")
@@ -78,7 +78,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of the machine's own settings, and no telemetry."""
+    """Remove the machine's settings for clients, and disable telemetry."""
     for name in list(os.environ):
         if name.startswith(("OPENAI_", "ANTHROPIC_", "LANGSMITH_", "LLM_")):
             monkeypatch.delenv(name)

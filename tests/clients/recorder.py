@@ -1,4 +1,4 @@
-"""A server between a client and ours, which keeps what the client sent."""
+"""A proxy between a client and our server that records the client's requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Request:
-    """What was sent, and the status of its answer."""
+    """A recorded request and the status of its response."""
 
     path: str
     body: bytes
@@ -22,7 +22,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, whole."""
+    """A complete response."""
 
     status: int
     kind: str
@@ -30,7 +30,7 @@ class Answer:
 
 
 def post(address: str, body: bytes) -> Answer:
-    """Send JSON there."""
+    """Send a POST request with JSON."""
     request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request) as answer:
@@ -41,7 +41,8 @@ def post(address: str, body: bytes) -> Answer:
 
 @contextmanager
 def recorder(address: str) -> Iterator[tuple[str, list[Request]]]:
-    """The address that stands for `address`, and what was posted there, in the order of the answers."""
+    """Run a proxy for `address`. Yield its own address and the list of recorded requests, in the order of the
+    responses."""
     kept: list[Request] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -56,7 +57,7 @@ def recorder(address: str) -> Iterator[tuple[str, list[Request]]]:
             self.wfile.write(answer.body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+            """Print no log lines."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

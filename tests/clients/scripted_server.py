@@ -1,11 +1,14 @@
-"""The server with an engine that does what it is asked for, so that clients see tools called and schemas kept.
+"""A server whose scripted engine calls tools and follows schemas, so that clients can be tested with both.
 
-python scripted_server.py FOLDER prints its address and runs until it is ended. Where somebody has said which steps to
-take (`Steps: [{"name": ..., "arguments": ...}, ...]`), those tools are called in turn, with what an answer held between
-double brackets in the place of `[[]]`. Where documents may be quoted, the answer quotes words 3 to 8 of each. Where
-other tools are offered and none has answered yet, one is called: the one
-that must be, else the first. Where the answer is to follow a schema, it does. Else it is a sentence with what was said
-last.
+`python scripted_server.py FOLDER` prints its address and runs until it is stopped. The answer is the first that
+applies:
+
+- If a user message contains `Steps: [{"name": ..., "arguments": ...}, ...]`, these tools are called in turn. `[[]]` in
+  the arguments is replaced by the text in double brackets in the previous result.
+- If other tools are offered and none has returned a result, the required one or else the first is called.
+- If a schema is given, the answer follows it.
+- If documents may be quoted, the answer quotes words 3 to 8 of each.
+- Otherwise the answer repeats the last message.
 """
 
 from __future__ import annotations
@@ -28,25 +31,25 @@ from notso.web.server import serve
 from notso.web.values.settings import Settings
 
 LAST_CALLS = ("final_answer", "final_result")
-"""Tools by which smolagents and pydantic-ai are told the answer."""
+"""Tools through which smolagents and pydantic-ai receive the final answer."""
 
 OBSERVATION = "Observation:"
-"""How smolagents begins the result of a tool, in a message of the user."""
+"""Prefix of a tool result that smolagents sends as a user message."""
 
 STEPS = "Steps: "
-"""Behind it a person says which tools to call, and with what, for agents whose tools do not fit every task."""
+"""Prefix of the tool calls that a user message prescribes, for agents whose tools need specific arguments."""
 
 FOUND = re.compile(r"\[\[(\w+)\]\]")
-"""In the answer of a tool: what the next step is to be given."""
+"""The part of a tool result that the next step receives."""
 
 CONTEXT_TOKENS = 65_536
-"""As SmolLM3-3B has: what clients ask for by default is meant for large models."""
+"""The context of SmolLM3-3B, because clients' default requests are meant for large models."""
 
 _calls = count(1)
 
 
 def instance(schema: Any, whole: Any) -> Any:
-    """The plainest value of a schema."""
+    """Return a minimal value that matches the schema."""
     if "$ref" in schema:
         return instance(whole["$defs"][schema["$ref"].rsplit("/", 1)[1]], whole)
     if "const" in schema or "enum" in schema:
@@ -63,7 +66,7 @@ def instance(schema: Any, whole: Any) -> Any:
 
 
 def step(messages: Sequence[Message], offered: Iterable[str]) -> ToolCall | None:
-    """The next of the steps that somebody said, where there is one and its tool is offered."""
+    """Return the next prescribed call, or None if there is none or its tool is not offered."""
     asked_at = max((at for at, message in enumerate(messages) if message.role == "user" and STEPS in message.content))
     steps, _ = json.JSONDecoder().raw_decode(messages[asked_at].content.partition(STEPS)[2])
     answers = [message.content for message in messages[asked_at:] if message.role == "tool"]
@@ -75,7 +78,7 @@ def step(messages: Sequence[Message], offered: Iterable[str]) -> ToolCall | None
 
 
 def called(messages: Sequence[Message], options: RequestOptions) -> ToolCall | None:
-    """The tool that is to be called, if any."""
+    """Return the tool call to make, or None."""
     functions = {tool["function"]["name"]: tool["function"] for tool in options.tools or ()}
     last = [name for name in LAST_CALLS if name in functions]
     if not functions:
@@ -95,7 +98,7 @@ def called(messages: Sequence[Message], options: RequestOptions) -> ToolCall | N
 
 
 def quotable_words(options: RequestOptions) -> Iterator[tuple[int, str]]:
-    """The numbers of the documents that may be quoted, and words of each."""
+    """Yield the number of each document that may be quoted, and six of its words."""
     for at, source in enumerate(options.sources, start=1):
         if len(words := source.text.split(" ")) > 8:
             yield at, " ".join(words[2:8])

@@ -1,5 +1,6 @@
-"""`notso cluster up` as a person starts it: replicas of the demo model on this machine, over one PostgreSQL and one
-Valkey. Ray's processes are children of the command, and end with it."""
+"""`notso cluster up` as a user starts it: replicas of the demo model on this machine, over one PostgreSQL and one
+Valkey.
+Ray's processes are children of the command and end with it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
 
 
 class RayCluster:
-    """Replicas with one thread each."""
+    """A cluster whose replicas have one thread each."""
 
     def __init__(self, folder: Path, replicas: int = 2, **environment: str) -> None:
         if not HAS_RAY:
@@ -47,7 +48,7 @@ class RayCluster:
         home.mkdir()
         self._environment = {
             **os.environ,
-            "HOME": str(home),  # the token's
+            "HOME": str(home),  # Ray's token is stored in the home folder
             "DATABASE_URL": self.database,
             "VALKEY_URL": valkey.url,
             "NOTSO_DATA_DIR": str(folder / "data"),
@@ -70,7 +71,7 @@ class RayCluster:
         self._address = ("--address", told["address"])
 
     def update(self, release: str) -> None:
-        """As an operator does it in another terminal; returns when all replicas are of that release."""
+        """Update the cluster as an operator does from another terminal; return when all replicas run that release."""
         output, _ = self._start("up", *self._address, "--release", release, *self._options).communicate()
         assert json.loads(output)["event"] == "open", output
 
@@ -79,7 +80,7 @@ class RayCluster:
         return found
 
     def replicas(self) -> list[int]:
-        """The processes of its replicas: of this cluster's and of no other's."""
+        """Return the process ids of this cluster's replicas."""
         parents, names = {}, {}
         for folder in Path("/proc").iterdir():
             try:
@@ -102,7 +103,7 @@ class RayCluster:
         return victim
 
     def wait_for_replicas(self, count: int, without: int) -> None:
-        """Until so many are there and answer, the killed one not counted: Serve does so, too, for a second or two."""
+        """Wait until `count` replicas run, without the killed one, which Serve counts for another second or two."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(there := set(self.replicas()) - {without}) < count or self.status()["replicas"] != {"RUNNING": count}:
             assert time.monotonic() < deadline, (there, self.status())

@@ -1,4 +1,4 @@
-"""What belongs together gets one key, and what does not another."""
+"""Affinity keys: requests of one browser or conversation share a key, and others do not."""
 
 from __future__ import annotations
 

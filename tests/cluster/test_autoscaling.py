@@ -1,4 +1,4 @@
-"""As many replicas as have enough to do."""
+"""The number of replicas follows the load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch answered by two engines under Ray Data says what one engine says, and goes on where it was stopped."""
+"""A batch over two engines under Ray Data gives the same answers as one engine and resumes after a kill."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ELSEWHERE = ("--ray", "--engines", "2", "--threads", "1")
 
 @pytest.fixture
 def requests(tmp_path: Path) -> Path:
-    """The last line is none that could be answered."""
+    """Write a batch file whose last line is not a valid request."""
     path = tmp_path / "in.jsonl"
     fields = {"method": "POST", "url": "/v1/chat/completions"}
     options = {"max_tokens": 8, "temperature": 0, "reasoning_effort": "none"}
@@ -48,7 +48,7 @@ def start(requests: Path, answers: Path, *options: str) -> subprocess.Popen[str]
 
 
 def said(answers: Path) -> dict[str, Any]:
-    """What was answered to each, without when and under which name."""
+    """Return the answers by id, without timestamps and model names."""
     found = [json.loads(line) for line in answers.read_text().splitlines()]
     assert len({answer["id"] for answer in found}) == len(found)
     return {
@@ -63,7 +63,7 @@ def said(answers: Path) -> dict[str, Any]:
 
 def test_it_says_what_one_engine_says_though_it_was_killed(requests: Path, tmp_path: Path) -> None:
     here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
-    assert start(requests, here).wait() == REQUESTS_FAILED  # one line asks for what there is not
+    assert start(requests, here).wait() == REQUESTS_FAILED  # the last line is not a valid request
 
     first = start(requests, there, *ELSEWHERE)
     while first.poll() is None and not (there.exists() and there.read_text().count("\n") > 10):

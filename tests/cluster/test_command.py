@@ -1,4 +1,4 @@
-"""`notso cluster` where Ray is not installed, and what it prints for those who start Serve themselves."""
+"""`notso cluster` without Ray, and the Serve configuration that it prints for manual deployment."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def test_several_with_nothing_between_them_are_refused(
 def test_what_is_missing_is_named(
     action: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "ray", None)  # imitate an environment without Ray
     monkeypatch.delitem(sys.modules, "notso.cluster.control", raising=False)
     for name in ("RAY_AUTH_MODE", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "RAY_USAGE_STATS_ENABLED"):
-        monkeypatch.setenv(name, "")  # it sets them where they are not
+        # The command sets these variables if they are unset; setting them here lets monkeypatch restore them.
+        monkeypatch.setenv(name, "")
     assert run_command_line(["cluster", action]) == exit_codes.FAILED
     assert "Ray is not installed: " in capsys.readouterr().err
 

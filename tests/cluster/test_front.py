@@ -1,4 +1,4 @@
-"""A replica begins when its model is there, knows browsers again, and lets a page go that would listen for ever."""
+"""A replica starts when its model is loaded, identifies browsers by a cookie, and ends long-lived feeds cleanly."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_browser_gets_a_cookie_once_and_a_program_none() -> None:
 
 
 def test_a_feed_ends_as_a_whole_response() -> None:
-    """Else whoever passes it on would call it cut off."""
+    """Otherwise a proxy would report the response as truncated."""
     response = TestClient(app(feed_seconds=0.05)).get("/feed")
     assert response.status_code == 200 and response.text == ": attached\n\n"
 
@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_loaded_is_no_beginning() -> None:
 
 
 def test_an_error_of_the_application_is_no_end_of_a_feed() -> None:
-    """A TimeoutError of its own was once answered by an end without a beginning."""
+    """The application's own TimeoutError must not be mistaken for the feed's time limit."""
 
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise TimeoutError("of the application")
@@ -89,7 +89,7 @@ def test_an_error_of_the_application_is_no_end_of_a_feed() -> None:
 
 
 def test_a_replica_is_watched_and_private(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a server by itself; Ray is played."""
+    """A replica uses the watchdog and private memory like a standalone server. Ray is replaced by a stub."""
     serve = SimpleNamespace(ingress=lambda: lambda cls: cls)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
     monkeypatch.delitem(sys.modules, "notso.cluster.replica", raising=False)

@@ -1,4 +1,4 @@
-"""An engine that has something to do and takes no step is not well."""
+"""An engine that has work but completes no step is reported as unhealthy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_an_idle_engine_is_well_for_ever() -> None:
     heart = Heartbeat()
     for now in (0.0, 1e6, 2e6):
         heart.beat(EngineStats(steps_total=7), now)
-    heart.beat(EngineStats(running=1, steps_total=7), 2e6 + STILL_SECONDS)  # it has just begun
+    heart.beat(EngineStats(running=1, steps_total=7), 2e6 + STILL_SECONDS)  # the request has only just started
 
 
 def test_one_that_takes_steps_is_well() -> None:

@@ -1,4 +1,4 @@
-"""kill -9 of all replicas under Ray Serve in the middle of an answer: one that Ray starts then writes it on."""
+"""kill -9 of all replicas under Ray Serve in the middle of an answer: a replica that Ray restarts resumes it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = [
 ]
 
 ANSWERS = int(os.environ.get("KILLED_ANSWERS", 3))
-# Python imports this at its start: each step of the engine takes 250 ms more, so that there is a middle to be killed
-# in. A short answer has twenty tokens, and they are stored each second.
+# Python imports this at startup. It adds 250 ms to each engine step, so that a kill hits the middle of an answer:
+# a short one has twenty tokens, and tokens are stored once a second.
 PACED = """
 import importlib.util, sys, time
 
@@ -61,7 +61,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
 
 
 class Answers:
-    """What is stored of chats."""
+    """Asks questions and reads the stored answers."""
 
     def __init__(self, cluster: RayCluster) -> None:
         import psycopg
@@ -78,15 +78,16 @@ class Answers:
         return answer.headers["location"].rpartition("/")[2]
 
     def stored(self, chat: str) -> tuple[str, tuple[Any, ...], int, int]:
-        """State, texts, tokens and how often it was taken up."""
+        """Return state, texts, number of tokens, and how often the answer was resumed."""
         sql = "SELECT state, content, reasoning, trace, resumes FROM notso.messages JOIN notso.answer_traces"
         sql += " ON message_id = id WHERE chat_id = %s AND role = 'assistant'"
         state, content, reasoning, trace, resumes = self._database.execute(sql, (chat,)).fetchone()
         return state, (content, reasoning), sum(len(run["ids"]) for run in json.loads(trace)["runs"]), resumes
 
     def wait(self, chat: str, tokens: int = 1 << 30) -> tuple[str, tuple[Any, ...], int, int]:
-        """Wait until so many tokens are stored, or the answer has ended."""
-        deadline = time.monotonic() + 4 * PATIENCE_SECONDS  # Ray's own processes need a share of a busy machine, too
+        """Wait until this many tokens are stored or the answer has ended."""
+        # generous, because Ray's own processes compete for a busy machine
+        deadline = time.monotonic() + 4 * PATIENCE_SECONDS
         while (found := self.stored(chat))[0] in ("queued", "running") and found[2] < tokens:
             assert time.monotonic() < deadline, found
             time.sleep(0.02)

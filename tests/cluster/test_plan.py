@@ -1,4 +1,4 @@
-"""Serve's configuration says what was asked for, and no secret."""
+"""The configuration for Serve contains what was requested and no secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_replicas_that_are_many_or_grow() -> None:
 
 
 def test_defaults_that_hurt_are_not_those_of_serve() -> None:
-    """Five requests at a time, and twenty seconds to end them."""
+    """Serve's defaults are five requests at a time and twenty seconds for shutdown."""
     [deployment] = serve_config(ClusterPlan())["applications"][0]["deployments"]
     assert deployment["max_ongoing_requests"] >= 1000 and deployment["graceful_shutdown_timeout_s"] >= 120
     assert serve_config(ClusterPlan())["http_options"]["host"] == "127.0.0.1"

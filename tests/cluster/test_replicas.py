@@ -1,5 +1,5 @@
-"""Two replicas under Ray Serve: whose requests belong together meet at one, and when one is killed, or all are replaced
-one after the other, nothing that was acknowledged is lost or doubled."""
+"""Two replicas under Ray Serve: related requests reach the same replica, and no acknowledged data is lost or duplicated
+when one is killed or all are replaced in turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not HAS_RAY, reason=NO_RAY),
 ]
 
-CHATS, READERS = 4, 2  # a person may read eight answers at once, and here it is one
+CHATS, READERS = 4, 2  # each reader of a chat has one stream; a user may have eight
 MOST_KILLS = 20
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "affinity.py"
 WORDS = "a *question* of `several` words,\n\nand a second paragraph. " * 2
@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
 
 
 async def under_load(cluster: RayCluster, words: str, attack: Callable[[Crowd], None]) -> Crowd:
-    """Let `attack` happen, in a thread, while browsers ask and read; returns when all answers have ended."""
+    """Run `attack` in a thread while browsers ask and read; return when all answers have ended."""
     crowd, inspector = Crowd(cluster.port), Inspector(cluster.database)
 
     async def chat(number: int) -> None:
@@ -68,7 +68,7 @@ def test_the_whole_server_is_there(cluster: RayCluster) -> None:
 
 
 def test_a_conversation_finds_what_was_computed_of_it(cluster: RayCluster) -> None:
-    """Each turn finds the one before, as on one machine. Where each turn goes anywhere, many do not."""
+    """With affinity each turn finds the previous one in the cache, as on one machine; without it, many do not."""
 
     def found(*options: str) -> tuple[int, int]:
         command = [sys.executable, str(BENCHMARK), cluster.url, "--conversations", "12", "--turns", "5", "--json"]
@@ -86,7 +86,7 @@ def test_a_killed_replica_costs_nothing_that_was_acknowledged(cluster: RayCluste
             victim = cluster.kill()
             cluster.wait_for_replicas(2, without=victim)
             wait_for_some(crowd, CHATS)
-            if crowd.resumed:  # someone was reading there
+            if crowd.resumed:  # the killed replica had a reader
                 return
 
     crowd = asyncio.run(under_load(cluster, "killed", kill))

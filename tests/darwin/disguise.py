@@ -1,8 +1,9 @@
-"""Makes notso believe that it runs on macOS: started with every Python of the environment that `environment.py` makes.
+"""Make notso believe that it runs on macOS. Every Python of the environment from `environment.py` imports this at
+startup.
 
-notso and platformdirs see `sys.platform == "darwin"`, pages of 16 KiB, libSystem (libsystem.c) and no name that only
-Linux has. Whatever of notso opens a file below /proc or /sys fails, and the fault is kept in a file, because code may
-catch the error. The standard library, other packages and tests see the system as it is.
+notso and platformdirs see `sys.platform == "darwin"`, 16 KiB pages, libSystem (libsystem.c), and none of the names that
+exist only on Linux. If notso opens a file below /proc or /sys, the call fails and is recorded in a file, because the
+code may catch the error. The standard library, other packages and tests see the real system.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ STANDARD = (f"{Path(os.__file__).parent}{os.sep}", "<frozen")
 
 
 def asks_for_notso(depth: int) -> bool:
-    """Whether the caller's caller, so many frames up, belongs to notso or looks for its folders."""
+    """Return whether the code `depth` frames above the caller belongs to notso or platformdirs."""
     file = sys._getframe(depth + 1).f_code.co_filename
     return file.startswith(OURS) or f"{os.sep}platformdirs{os.sep}" in file
 
 
 def hide(module: ModuleType, names: list[str], instead: dict[str, Any]) -> None:
-    """Take names from a module for notso, or show it others in their place."""
+    """Hide names of a module from notso, or replace their values."""
     kept = {name: getattr(module, name) for name in {*names, *instead} if hasattr(module, name)}
     for name in kept:
         delattr(module, name)
@@ -52,7 +53,7 @@ def hide(module: ModuleType, names: list[str], instead: dict[str, Any]) -> None:
 
 
 def refuse_folders_of_linux(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook."""
+    """Audit hook that makes notso fail if it opens a file below /proc or /sys."""
     if event not in ("open", "os.listdir", "os.scandir") or not isinstance(arguments[0], str | os.PathLike):
         return
     path = os.fspath(arguments[0])
@@ -69,7 +70,7 @@ def refuse_folders_of_linux(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 class Library(ctypes.CDLL):
-    """libSystem instead of the libraries of this process, for notso."""
+    """Gives notso the stand-in for libSystem instead of the libraries of this process."""
 
     def __init__(self, name: str | None, *arguments: Any, **options: Any) -> None:
         chosen = str(LIBRARY) if name == LIBSYSTEM or (name is None and asks_for_notso(1)) else name
@@ -97,7 +98,7 @@ def set_option(self: socket.socket, level: int, option: int, *value: Any) -> Non
 
 
 def start(self: subprocess.Popen[Any], command: Any, *arguments: Any, **options: Any) -> None:
-    """Pythons that do not look into their environment are disguised by their command."""
+    """Disguise isolated Pythons through their command, because they ignore their environment."""
     if isinstance(command, list) and command[:3] == [sys.executable, "-I", "-S"]:
         code = "import sys, runpy; sys.path.append(sys.argv.pop(1)); import darwin.disguise; sys.argv.pop(0);"
         code += "runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -110,7 +111,7 @@ _start = subprocess.Popen.__init__
 
 
 def put_on() -> None:
-    """Disguise this process."""
+    """Disguise the current process."""
     os.sysconf = sysconf
     fcntl.fcntl, fcntl.F_FULLFSYNC = control_file, F_FULLFSYNC  # type: ignore[attr-defined]
     socket.socket.setsockopt = set_option  # type: ignore[assignment]

@@ -1,8 +1,8 @@
-"""The environment of the darwin-like run, and that run: `make test-darwin`, or
+"""Create the environment for the darwin-like run and run the tests in it: `make test-darwin`, or
 
     python tests/darwin/environment.py [pytest's arguments]
 
-A virtual environment in build/darwin whose Python, with what it starts, is disguised (disguise.py).
+The virtual environment is in build/darwin. Its Python and all child processes are disguised (disguise.py).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from darwin.names import linux_only
 from darwin.places import FAULTS, LIBRARY, NAMES, PLACE, ROOT
 
 LEFT_OUT = ("architecture", "browser", "chaos", "clients", "cluster", "freeze", "parity")
-"""Tests of the repository rather than of the program, of browsers, and of programs that run in other environments."""
+"""Folders with tests of the repository, of browsers, or of programs that run in other environments."""
 
 
 def disguised_python() -> Path:
-    """A Python whose processes see macOS; made where it is missing or older than what makes it."""
+    """Return a Python whose processes see macOS; create it if it is missing or outdated."""
     here, python = Path(__file__).parent, PLACE / "bin" / "python"
     names = json.dumps({module: sorted(names) for module, names in linux_only().items()})
     made_of = names + "".join(path.read_text() for path in sorted(here.iterdir()) if path.suffix in (".py", ".c"))

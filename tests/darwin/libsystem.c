@@ -1,6 +1,6 @@
 // Stand-in for the part of macOS's libSystem that notso.system.libsystem calls, written from the public headers
 // (sys/sysctl.h, mach/mach_host.h, mach/vm_statistics.h, libproc.h, pthread/qos.h). Describes a machine with 2
-// performance and 2 efficiency cores and 16 GiB. Linked to nothing, so that no name of Linux is found through it.
+// performance and 2 efficiency cores and 16 GiB. Linked to no library, so that no Linux symbol is found through it.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -79,7 +79,7 @@ struct proc_bsdshortinfo {
   uint32_t flags, uid, gid, ruid, rgid, svuid, svgid, reserved;
 };
 
-// Process 4 is stopped, the others sleep.
+// Process 4 is stopped; all others sleep.
 int proc_pidinfo(int pid, int flavor, uint64_t arg, struct proc_bsdshortinfo* info, int size) {
   if (pid <= 0 || flavor != 13 || arg || size < (int)sizeof *info) return 0;
   *info = (struct proc_bsdshortinfo){.pid = (uint32_t)pid, .status = pid == 4 ? 4 : 3};

@@ -1,4 +1,4 @@
-"""Names of the standard library that Linux has and macOS has not, read from the stubs that mypy brings along."""
+"""Names of the standard library that exist on Linux but not on macOS, read from the stubs in mypy."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from functools import cache
 from pathlib import Path
 
 MODULES = ("fcntl", "mmap", "os", "resource", "select", "signal", "socket", "threading", "time")
-NEWEST = (3, 13)  # Python, whose names are judged
+NEWEST = (3, 13)  # the Python version for which the stubs are evaluated
 COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.GtE: operator.ge, ast.Lt: operator.lt}
 
 
 def linux_only() -> dict[str, frozenset[str]]:
-    """For each module the names that its stub declares for Linux and not for macOS."""
+    """Return for each module the names that its stub declares for Linux but not for macOS."""
     return {module: names(module, "linux") - names(module, "darwin") for module in MODULES}
 
 
 @cache
 def names(module: str, platform: str) -> frozenset[str]:
-    """The names that a module of the standard library has on a platform."""
+    """Return the names that a standard library module has on a platform."""
     import mypy
 
     stubs = Path(mypy.__file__).parent / "typeshed" / "stdlib"

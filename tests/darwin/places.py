@@ -1,4 +1,4 @@
-"""Where the darwin-like run keeps its files."""
+"""File locations of the darwin-like run."""
 
 from __future__ import annotations
 

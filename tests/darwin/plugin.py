@@ -1,4 +1,4 @@
-"""Plugin of pytest for the darwin-like run: leaves tests out that are about Linux, and counts."""
+"""Pytest plugin for the darwin-like run: skip tests that depend on Linux, and report the numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 LINUX = re.compile(
     r"/proc|/sys/|sched_|memfd|prctl|RLIMIT_AS|posix_fadvise|hugepage|huge_pages|MADV_|aarch64|qemu|postgres"
 )
-"""What a test says that looks at Linux itself, or needs PostgreSQL or an emulator."""
+"""Matches the source of tests that inspect Linux itself or need PostgreSQL or an emulator."""
 
 ABOUT_LINUX = {
     "tests/system/test_memory.py": "control groups and glibc's heaps are Linux's",
@@ -22,7 +22,7 @@ ABOUT_LINUX = {
     r"test_quotas.py.*\[three": "it needs PostgreSQL",
     r"test_bombs_end_early.*out of memory": "macOS does not enforce RLIMIT_AS",
 }
-"""By patterns of their names, why other tests cannot hold on macOS."""
+"""Pattern of test ids -> reason why these tests cannot pass on macOS."""
 
 
 MARK = "darwin-like: "

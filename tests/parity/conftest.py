@@ -1,4 +1,4 @@
-"""Live comparisons take minutes and heavy libraries: they run when asked for (`make parity`), not by default."""
+"""Live comparisons take minutes and need large libraries, so they run only on request (`make parity`)."""
 
 from __future__ import annotations
 

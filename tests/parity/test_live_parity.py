@@ -1,8 +1,8 @@
-"""The comparisons of `tests/smollm3/model/test_parity.py`, with transformers and llama.cpp run here and now.
+"""The comparisons of `tests/smollm3/model/test_parity.py` with transformers and llama.cpp run live.
 
-`make parity` runs them. A library is looked for in the environment of the tests, or in that of the Python which
-NOTSO_ORACLE_PYTHON names. NOTSO_DEMO_HF and NOTSO_DEMO_F32 name what the demo model was trained as: a Hugging Face
-folder, and its unquantized export.
+`make parity` runs them. Each library is looked up in the tests' environment or in that of the Python named by
+NOTSO_ORACLE_PYTHON. NOTSO_DEMO_HF and NOTSO_DEMO_F32 name the demo model's trained checkpoint, a Hugging Face folder,
+and its unquantized export.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ pytestmark = [pytest.mark.parity, pytest.mark.timeout(live.TIMEOUT_S)]
 Check = Callable[[Engine, Golden], None]
 
 OTHERS_CHANGE = 1e-4
-"""How far a library's newer version, or another machine, may be from its golden logits, relative to their range."""
+"""Permitted difference from the golden logits for another library version or machine, relative to the logits' range."""
 
 SCORES_APART = 0.05
-"""What may lie between two mean negative log probabilities, as a share of the exact one: half of it was seen."""
+"""Permitted difference of two mean negative log probabilities, relative to the exact one; half of it was measured."""
 
 DIVERGENCE_BESIDE = 2.0
-"""Two roundings of the same activations differ by chance over a few hundred tokens: 1.6 was seen, and 0.6."""
+"""Permitted ratio of two divergences. Rounding differs by chance over a few hundred tokens: 1.6 and 0.6 were
+measured."""
 
 
 def require(library: str) -> str:
-    """Name and version of a library; skips where it is missing."""
+    """Return the name and version of a library. Skip the test if it is missing."""
     found = live.versions(library)
     if found is None:
         pytest.skip(live.why_missing(library))
@@ -48,7 +49,7 @@ def require(library: str) -> str:
 
 
 def same_as_kept(name: str, fresh: Golden) -> bool:
-    """Whether the file in the tree says what the library says now."""
+    """Return whether the stored golden file equals the library's current results."""
     kept = Golden.load(name)
     return (
         kept.model_sha256 == fresh.model_sha256
@@ -93,7 +94,7 @@ def test_trained_weights_and_transformers(tmp_path: Path) -> None:
 
 
 def test_the_original_checkpoint_and_its_export() -> None:
-    """transformers runs the folder that training saved; we run the GGUF that was made of it."""
+    """transformers runs the trained checkpoint, and our engine runs the GGUF exported from it."""
     paths = [os.environ.get(name) for name in ("NOTSO_DEMO_HF", "NOTSO_DEMO_F32")]
     if None in paths:
         pytest.skip("NOTSO_DEMO_HF and NOTSO_DEMO_F32 do not name the demo model's checkpoint and its export")
@@ -108,7 +109,7 @@ def test_the_original_checkpoint_and_its_export() -> None:
 
 def test_quantized_trained_weights_and_llama_cpp(tmp_path: Path) -> None:
     require("llama_cpp")
-    require("transformers")  # it writes the answers that are compared
+    require("transformers")  # transformers writes the answers to compare
     with Engine.load(kv="f16") as engine:
         check_trained_blocks(engine, GOLDENS["demo_q4_k_m"](tmp_path))
 
@@ -131,7 +132,7 @@ def test_the_rotation_of_the_3b_and_transformers() -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_demo_model_of_each_block_type_and_llama_cpp(name: str, tmp_path: Path) -> None:
-    """Its own answers score as they do by llama.cpp, and we are as near to float arithmetic as that is."""
+    """Our scores match llama.cpp's, and our results are as close to float arithmetic as llama.cpp's."""
     require("llama_cpp")
     found = score(name, tmp_path)
     assert found.tokens > 500

@@ -1,10 +1,10 @@
-"""Hunts races: `make races`, or
+"""Search for race conditions: `make races`, or
 
     python tests/races/hunt.py [--runs 20] [pytest arguments]
 
-Runs the tests of what has threads again and again, each time with other forced delays (`sitecustomize.py`) and beside a
-load that takes every core once. Prints what failed, with the seed that repeats the delays, and ends with 1; a run
-without a failure is clean.
+Run the tests of multithreaded code repeatedly, each time with other forced delays (`sitecustomize.py`) and with a
+CPU-bound process per core. Print the failed tests with the seed that reproduces the delays; exit with 1 if any
+failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def failures(cache: Path) -> list[str]:
 
 
 def run(seed: int, arguments: list[str]) -> list[str]:
-    """Names of the tests that failed under the delays of `seed`, once each."""
+    """Run the tests with the delays of `seed`; return the names of those that failed."""
     cache = Path(".pytest_cache", f"races-{seed}")
     environment = {**os.environ, "LONG": "chaos", "FORCED_DELAYS": str(seed), "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-o", f"cache_dir={cache}", "-o", "timeout=600"]

@@ -1,9 +1,8 @@
-"""Threads that come late, to bring races out. Python loads this file at its start where `hunt.py` has put its folder on
-the path, in every process that a test starts; FORCED_DELAYS is the seed.
+"""Delay threads at random to expose race conditions. Python imports this file at startup in every process of a test, if
+`hunt.py` has put its folder on the path; FORCED_DELAYS is the seed.
 
-A share of the places where one thread hands something to another waits for a moment: where work begins and ends in an
-executor, a thread starts, an event is set, a waiter wakes, an event loop is called from outside. Whoever relies on the
-order in which that usually happens fails here.
+A share of the handovers between threads waits for a moment: the start and end of work in an executor, the start of a
+thread, setting an event, waking a waiter, and calls into an event loop. Code that relies on the usual order fails.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 SHARE = 0.1
-"""Of all places passed, those that wait."""
+"""Fraction of the handovers that wait."""
 
 LONGEST_S = 0.03
-"""Three to six times a tick of the page's threads: longer waits only make the hunt long."""
+"""Three to six ticks of the page's threads; longer waits would only slow the search."""
 
 SWITCH_S = 1e-5
-"""How soon another thread may get the interpreter; the server sets its own."""
+"""Switch interval of the interpreter; the server sets its own."""
 
 
 def install(seed: str) -> None:

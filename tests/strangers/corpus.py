@@ -1,12 +1,16 @@
-"""Requests of other programs: how the corpus is read, and how what comes back is put together, as those programs do.
+"""Requests of other programs: reading the corpus, and combining streamed responses as those programs do.
 
-Each file of requests/ is a list of sessions: `program`, `version`, `source` (the file that builds the request, in the
-program's repository; or in its package, where the requests were recorded), `port` (`ollama` for Ollama's, else the
-server's own), `headers`, and `turns`. A turn has a `method`, an `address`, a `body` where there is one, and what is
-`expected` of its answer (see `check` in test_requests). Names, values and their order are those that the program sends;
-the prompts are ours, and of tools that would not fit the demo model's context the first are left. A later turn holds
-parts of earlier answers, as `{{0/choices/0/message/content}}`: the turn, then a JSON pointer into its whole answer.
-`|object` behind it reads a string as JSON, `|compact` and `|spaced` write a JSON text anew.
+Each file of requests/ is a list of sessions with these keys:
+
+- `program`, `version`, `headers`.
+- `source`: the file in the program's repository that builds the request, or its package if requests were recorded.
+- `port`: `ollama` for Ollama's port, otherwise the server's own.
+- `turns`: each with `method`, `address`, an optional `body`, and what is `expected` (see `check` in test_requests).
+
+Names, values and their order are those of the program. The prompts are ours, and if a program's tools exceed the demo
+model's context, only the first are kept. A later turn can contain a part of an earlier answer:
+`{{0/choices/0/message/content}}` is the number of the turn and a JSON pointer into its combined answer. The suffix
+`|object` parses the string as JSON; `|compact` and `|spaced` reformat it.
 """
 
 from __future__ import annotations
@@ -22,16 +26,16 @@ FOLDER = Path(__file__).parent / "requests"
 PLACE = re.compile(r"\{\{(\d+)((?:/[^|{}/]*)+)(?:\|(object|compact|spaced))?\}\}")
 
 Whole = dict[str, Any]
-"""An answer that is complete: what came in one piece, or the pieces of a stream put together in that form."""
+"""A complete answer: one response, or the chunks of a stream combined into that form."""
 
 
 def sessions() -> list[dict[str, Any]]:
-    """Every session of the corpus, sorted by file."""
+    """Return every session of the corpus, sorted by file."""
     return [each for path in sorted(FOLDER.glob("*.json")) for each in json.loads(path.read_text("utf-8"))]
 
 
 def at(whole: Any, pointer: str) -> Any:
-    """What a JSON pointer leads to, or None."""
+    """Return the value that a JSON pointer refers to, or None."""
     for name in pointer.split("/")[1:]:
         try:
             whole = whole[int(name)] if isinstance(whole, list) else whole[name]
@@ -49,7 +53,7 @@ WAYS: dict[str | None, Callable[[Any], Any]] = {
 
 
 def filled(body: Any, answers: Sequence[Whole]) -> Any:
-    """A body with parts of earlier answers in place of what stands for them."""
+    """Return a copy of the body with parts of earlier answers in place of the placeholders."""
 
     def value(found: re.Match[str]) -> Any:
         part = at(answers[int(found[1])], found[2])
@@ -67,7 +71,7 @@ def filled(body: Any, answers: Sequence[Whole]) -> Any:
 
 
 def events(text: str) -> Iterator[tuple[str, str]]:
-    """Name and data of each event of a stream."""
+    """Yield the name and data of each event of a stream."""
     for block in text.replace("\r\n", "\n").split("\n\n"):
         lines = [line.partition(": ") for line in block.split("\n")]
         name = next((value for key, _, value in lines if key == "event"), "")
@@ -77,7 +81,7 @@ def events(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _merged(whole: Any, piece: Any) -> Any:
-    """Deltas of OpenAI's and of Ollama's form: texts follow one another, lists go by index, the rest is replaced."""
+    """Merge a delta of OpenAI or Ollama: texts are concatenated, list items merged by index, other values replaced."""
     if isinstance(whole, dict) and isinstance(piece, dict):
         fixed = ("id", "type", "role", "object", "model", "created_at", "finish_reason")
         return whole | {
@@ -153,7 +157,7 @@ def _lines(text: str) -> Whole:
 
 
 def whole_answer(address: str, kind: str, text: str) -> Whole:
-    """What an endpoint answered, whole."""
+    """Return the complete answer of an endpoint."""
     if "ndjson" in kind:
         return _lines(text)
     if "event-stream" in kind:
@@ -166,7 +170,7 @@ def whole_answer(address: str, kind: str, text: str) -> Whole:
 
 @dataclass(frozen=True)
 class Said:
-    """What an answer of any API says. calls: name and arguments."""
+    """The content of an answer of any API. `calls`: names and arguments."""
 
     text: str
     thought: str
@@ -175,7 +179,7 @@ class Said:
 
 
 def said(address: str, whole: Mapping[str, Any]) -> Said:
-    """Read an answer in the API of that address."""
+    """Parse an answer of the API at that address."""
     if "/responses" in address:
         items = whole["output"]
         parts = [part for item in items if item["type"] == "message" for part in item["content"]]

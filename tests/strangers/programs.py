@@ -1,4 +1,5 @@
-"""The programs of the corpus, as docs/programs.md lists them: python tests/strangers/programs.py > docs/programs.md."""
+"""Generate docs/programs.md, the list of the corpus's programs: python tests/strangers/programs.py >
+docs/programs.md."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def _row(program: str, held: list[dict[str, Any]]) -> str:
 
 
 def page() -> str:
-    """The page: a row for each program."""
+    """Return the page with a row for each program."""
     of_program: dict[str, list[dict[str, Any]]] = {}
     for session in sessions():
         of_program.setdefault(session["program"], []).append(session)

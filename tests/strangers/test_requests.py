@@ -1,6 +1,7 @@
-"""Requests of other programs, turn by turn, in the shape that they send: each is answered with what it asks for.
+"""Requests of other programs, turn by turn and exactly as they send them: each gets the response it asks for.
 
-docs/programs.md is made from the same corpus (programs.py): a program is listed there because its sessions pass here.
+docs/programs.md is generated from the same corpus (programs.py); a program is listed there because its sessions
+pass.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SESSIONS = sessions()
 SEED = 1
 PROGRAMS = {each["program"] for each in SESSIONS}
 TYPED = ("type", "role", "tool_choice", "format", "stream", "think")
-"""Fields whose values are kinds of requests."""
+"""Fields whose values determine the kind of a request."""
 
 
 def _fields(value: Any, path: str, depth: int = 4) -> Iterator[str]:
@@ -49,8 +50,7 @@ def _named(session: Mapping[str, Any]) -> Any:
 
 
 def _by_default() -> Iterator[Any]:
-    """Sessions that use an address, a field or a kind of message that none before them uses; the others where the
-    APIs have changed."""
+    """Yield all sessions. Those with no new address, field or kind of message run only if the APIs have changed."""
     seen = set[str]()
     for session in sorted(SESSIONS, key=lambda each: -len(each["turns"])):
         fields = set[str]()
@@ -64,7 +64,7 @@ def _by_default() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    """The demo model behind the server's own port and Ollama's, with one seed where a request gives none."""
+    """Serve the demo model on the server's own port and Ollama's; requests without a seed get a fixed one."""
     patch = pytest.MonkeyPatch()
     patch.setattr(input_processor, "secrets", SimpleNamespace(randbits=lambda bits: SEED))
     settings = Settings(port=0, ollama_port=0, data_dir=tmp_path_factory.mktemp("strangers"))
@@ -84,7 +84,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str,
 
 
 def _schema(body: Mapping[str, Any]) -> Any:
-    """The JSON schema that a request sends for its answer, if any."""
+    """Return the JSON schema for the answer, or None."""
     for pointer in (
         "/response_format/json_schema/schema",
         "/text/format/schema",
@@ -98,14 +98,14 @@ def _schema(body: Mapping[str, Any]) -> Any:
 
 
 def _parameters(body: Mapping[str, Any], name: str) -> Any:
-    """The schema of a tool's arguments, as any API is given it."""
+    """Return the schema of a tool's arguments from a request of any API."""
     tools = [tool.get("function", tool) for tool in body["tools"]]
     tool = next(each for each in tools if each.get("name") == name)
     return tool.get("parameters") or tool.get("input_schema")
 
 
 def check(turn: Mapping[str, Any], body: Mapping[str, Any], whole: Whole, answer: Said) -> None:
-    """An answer has what was expected of it."""
+    """Check that an answer meets the expectations of its turn."""
     expected = dict(turn["expected"])
     expected.pop("ignored", None)
     for pointer in expected.pop("has", ()):
@@ -114,7 +114,7 @@ def check(turn: Mapping[str, Any], body: Mapping[str, Any], whole: Whole, answer
         assert answer.text.strip()
     if name := expected.pop("call", None):
         assert [called for called, _ in answer.calls][:1] == [name], answer
-    for called, arguments in answer.calls:  # also where the choice was the model's
+    for called, arguments in answer.calls:  # also if the model chose to call a tool
         jsonschema.validate(arguments, _parameters(body, called))
     if expected.pop("json", False):
         value = json.loads(answer.text)
@@ -149,7 +149,7 @@ def test_each_turn_is_answered_with_what_it_asks_for(addresses: Mapping[str, str
 
 
 def test_the_corpus_is_as_large_as_it_says() -> None:
-    """Programs, and those that send tools or a schema; each names the file that its requests were read from."""
+    """The corpus has enough programs, and enough of them send tools or a schema; each session names its source file."""
     assert len(PROGRAMS) >= 60
     bodies = [(each["program"], turn.get("body") or {}) for each in SESSIONS for turn in each["turns"]]
     assert len({name for name, body in bodies if body.get("tools") or _schema(body)}) >= 25

@@ -1,4 +1,5 @@
-"""A real server on loopback with a scripted engine, and a reader of event streams written from the specification."""
+"""Fixtures: a real server on loopback with a scripted engine, and an event stream parser written from the
+specification."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ share_between_servers()
 
 @dataclass
 class SSE:
-    """One event as a browser would see it."""
+    """One server-sent event as a browser would parse it."""
 
     event: str = "message"
     data: str = ""
@@ -46,7 +47,7 @@ class SSE:
 
 
 class EventReader:
-    """The line rules of the HTML standard's event stream, fed with bytes cut anywhere."""
+    """Parser for the line rules of the HTML standard's event streams; accepts bytes split at any position."""
 
     def __init__(self) -> None:
         self._bytes = b""
@@ -57,7 +58,7 @@ class EventReader:
 
     def feed(self, data: bytes) -> None:
         self._bytes += data
-        # A CR at the end may be half of CRLF: wait for the next byte.
+        # A CR at the end of the buffer may be the first half of CRLF, so wait for the next byte.
         while match := re.search(rb"\r\n|\n|\r(?=.)", self._bytes, re.DOTALL):
             line, self._bytes = self._bytes[: match.start()].decode(), self._bytes[match.end() :]
             self._line(line)
@@ -84,7 +85,7 @@ PARTIAL = re.compile(r'<hx-partial hx-target="([^"]*)" hx-swap="([^"]*)">(.*?)</
 
 @dataclass
 class Screen:
-    """What a page would show after applying updates: element id -> HTML."""
+    """The page content after applying updates: element id -> HTML."""
 
     parts: dict[str, str] = field(default_factory=dict)
 
@@ -98,9 +99,10 @@ class Screen:
 
 
 class Shown:
-    """What a reader has seen so far: an engine that waits for it says nothing that nobody was there to be told.
+    """The events a reader has received so far. The scripted engine waits on it, so that it never runs ahead of the
+    reader.
 
-    `server.stream(asked, until=shown)` tells it what comes; the engine's script calls `shown.wait`.
+    Pass it as `server.stream(asked, until=shown)` to record the events; the engine's script calls `shown.wait`.
     """
 
     def __init__(self) -> None:
@@ -114,12 +116,12 @@ class Shown:
         return False
 
     def wait(self, what: Callable[[SSE], bool], times: int = 1) -> None:
-        """Until the reader saw so many events of that kind."""
+        """Wait until the reader has received `times` events that match `what`."""
         with self._more:
-            assert self._more.wait_for(lambda: sum(map(what, self.events)) >= times, 60), "the reader never saw it"
+            assert self._more.wait_for(lambda: sum(map(what, self.events)) >= times, 60), "no such event arrived"
 
     def wait_for_state(self, state: str) -> None:
-        """Until the reader was told of that state."""
+        """Wait until the reader has received a status event with this state."""
         self.wait(lambda event: event.event == "status" and json.loads(event.data)["state"] == state)
 
 
@@ -131,7 +133,7 @@ class Asked:
 
 
 class Running:
-    """A server in a thread, spoken to over TCP."""
+    """A server in a thread, reached over TCP."""
 
     def __init__(
         self,
@@ -142,7 +144,8 @@ class Running:
     ) -> None:
         self.app = create_app(source, settings, model_registry=model_registry, plugins=plugins)
         listener = listen(settings)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # so that a reader who stops is soon felt
+        # Keep the send buffer small so that the server notices early when a reader stops reading.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
         self.address = address_of(listener, settings).rstrip("/")
         self.server = ChatServer(self.app, self.address)
         self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
@@ -188,7 +191,7 @@ class Running:
         return self.last(chat_id)
 
     def last(self, chat_id: str) -> Asked:
-        """The newest answer of a chat."""
+        """Return the newest answer of a chat."""
         message = self.on_loop(lambda: self.shared.store.messages("local", chat_id))[-1]
         return Asked(chat_id, message.id, message.generation_id)
 
@@ -203,7 +206,7 @@ class Running:
         until: Callable[[SSE], bool] = lambda event: False,
         limit: int = 1_000_000,
     ) -> list[SSE]:
-        """Attach and read to the end of the stream, or to the event for which `until` is true, or `limit` events."""
+        """Read the stream to its end, to the event for which `until` is true, or for `limit` events."""
         reader, headers = EventReader(), ({"Last-Event-ID": last_id} if last_id is not None else {})
         url = f"/generations/{asked.generation_id}/events"
         with self.client.stream("GET", url, headers=headers) as response:
@@ -218,13 +221,13 @@ class Running:
         return reader.events
 
     def finished(self, asked: Asked) -> Any:
-        """The stored answer once it has exited and everybody was told."""
+        """Return the stored answer after it has ended and all its readers have received the end."""
         self._wait(lambda: not self.stored(asked).active)
         self._wait(lambda: self.on_loop(lambda: self.chat.turns.stats(asked.generation_id)) is None)
         return self.stored(asked)
 
     def raw(self, request: bytes) -> bytes:
-        """What comes back for bytes no HTTP client would send."""
+        """Send raw bytes that no HTTP client would send, and return the response."""
         host, _, port = self.address.removeprefix("http://").rpartition(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(request)
@@ -243,7 +246,7 @@ class Running:
     def _wait(condition: Callable[[], bool], seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, "waited too long"
+            assert time.monotonic() < deadline, "timed out"
             time.sleep(0.01)
 
     wait = _wait
@@ -251,7 +254,7 @@ class Running:
 
 @pytest.fixture(scope="session")
 def closing() -> Iterator[list[Running]]:
-    """Servers told to end, whose end is looked at once all tests are through: each takes a moment."""
+    """Servers that have been asked to shut down. Each takes a moment, so their exit is awaited after the last test."""
     servers: list[Running] = []
     yield servers
     for server in servers:
@@ -260,7 +263,7 @@ def closing() -> Iterator[list[Running]]:
 
 @pytest.fixture
 def start(tmp_path: Path, closing: list[Running]) -> Iterator[Callable[..., Running]]:
-    """Start servers; each is closed at the end of the test. Keyword arguments are settings."""
+    """Return a function that starts servers and closes them at the end of the test; keyword arguments are settings."""
     running: list[Running] = []
 
     def begin(
@@ -285,7 +288,7 @@ def start(tmp_path: Path, closing: list[Running]) -> Iterator[Callable[..., Runn
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One server for tests that leave nothing running."""
+    """One server shared by tests that leave nothing running."""
     settings = Settings(port=0, data_dir=tmp_path_factory.mktemp("data"), unconfined_documents=bool(lacking()))
     server = Running(ScriptedEngine, settings).ready()
     yield server
@@ -315,7 +318,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def database(postgres: PostgresServer) -> str:
-    """The address of an empty PostgreSQL database."""
+    """Return the address of an empty PostgreSQL database."""
     return postgres.new_database()
 
 
@@ -324,7 +327,7 @@ ENGINE_KEY = "a key for front ends only"
 
 @pytest.fixture(scope="session")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """An engine behind a server on loopback, as a front end has it."""
+    """Connect to an engine behind a server on loopback, as a front end does."""
 
     @contextlib.contextmanager
     def remote(engine: ChatEngine) -> Iterator[ChatEngine]:

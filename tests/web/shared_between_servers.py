@@ -1,5 +1,5 @@
-"""What all servers of a test process share, because preparing it for each of them takes longer than most tests: the
-compiled templates, the static files, an empty database, and a TLS context for clients."""
+"""Objects shared by all servers of a test process, because creating them per server takes longer than most tests:
+compiled templates, static files, an empty database, and a TLS context for clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notso.web.store.sqlite.connection import storage_errors
 from notso.web.store.sqlite.store import Writer
 
 NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""`httpx.Client(verify=NO_AUTHORITIES)`: certificates are no matter on loopback, and loading them takes 20 ms."""
+"""Pass as `httpx.Client(verify=NO_AUTHORITIES)`. Loopback needs no certificates, and loading them takes 20 ms."""
 
 
 class _Compiled(BytecodeCache):
@@ -53,7 +53,7 @@ def _begun(path: Path) -> Writer:
 
 
 def share_between_servers() -> None:
-    """Let all servers of this process share templates and static files, and begin with a copy of one database."""
+    """Let all servers of this process share templates and static files, and start from a copy of one database."""
     templates.Environment = partial(Environment, bytecode_cache=_Compiled())  # type: ignore[misc,assignment]
     app.Assets = cache(app.Assets)  # type: ignore[misc,assignment]
     store.Writer = _begun  # type: ignore[misc,assignment]

@@ -1,4 +1,5 @@
-"""kill -9 in the middle of an answer: it goes on by itself, and one that a user stopped can be written on."""
+"""kill -9 in the middle of an answer: the next server resumes it, and an answer that a user stopped can be
+continued."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ serve(lambda: ScriptedEngine(script, pace_seconds=0.01), settings, on_ready=lamb
 
 
 class Served:
-    """A server in a process of its own."""
+    """A server in its own process."""
 
     def __init__(self, directory: Path) -> None:
         self.process = subprocess.Popen(
@@ -58,7 +59,7 @@ class Served:
         self.client.close()
 
     def answer(self, chat: str) -> tuple[str, str]:
-        """State and text of the only answer, as the page has them."""
+        """Return the state and text of the only answer, as the page shows them."""
         page = self.client.get(chat).text
         state = re.findall(r'<article class="turn assistant"[^>]*data-state="(\w+)"', page)[0]
         text = re.findall(r'-answer-closed">(.*?)</div>', page, re.DOTALL)[0]
@@ -66,17 +67,17 @@ class Served:
 
 
 def on_disk(directory: Path) -> str:
-    """The answer as far as it is saved; the page may be a second ahead."""
+    """Return the answer as saved so far; the page may be up to a second ahead."""
     with closing(sqlite3.connect(f"{(directory / 'notso.db').as_uri()}?mode=ro", uri=True)) as database:
         found = database.execute("SELECT content FROM messages WHERE role = 'assistant'").fetchone()
     return " ".join(found[0].split()) if found else ""
 
 
 def wait(look: Callable[[], T]) -> T:
-    """What `look` finds, once it finds something."""
-    deadline = time.monotonic() + 90  # the machine may be busy
+    """Call `look` until it returns something true, and return that."""
+    deadline = time.monotonic() + 90  # generous, because the machine may be busy
     while not (found := look()):
-        assert time.monotonic() < deadline, "waited too long"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.1)
     return found
 
@@ -98,7 +99,7 @@ def test_a_killed_server_has_the_part_and_goes_on(directory: Path) -> None:
     server = Served(directory)
     try:
         generation = re.findall(r"/generations/([^/]*)/events", server.client.get(chat).text)[0]
-        wait(lambda: len(server.answer(chat)[1]) > len(saved))  # it goes on by itself
+        wait(lambda: len(server.answer(chat)[1]) > len(saved))  # the answer resumes without a request
         server.client.post(f"/generations/{generation}/stop")
         wait(lambda: server.answer(chat)[0] == "stopped")
         text = server.answer(chat)[1]
@@ -107,7 +108,7 @@ def test_a_killed_server_has_the_part_and_goes_on(directory: Path) -> None:
         server.kill()
     server = Served(directory)
     try:
-        assert server.answer(chat) == ("stopped", text), "a stopped answer stays as it is"
+        assert server.answer(chat) == ("stopped", text), "a stopped answer is not resumed"
         page = server.client.get(chat).text
         assert "a thought" in page
         url = re.findall(rf'action="({chat}/messages/[^"]*/continue)"', page)[0]

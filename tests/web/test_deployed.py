@@ -1,5 +1,5 @@
-"""Every file of deploy/ that starts something, started as its platform does: arguments, environment, order and health
-checks come from the file, what runs is the working tree's program, and folders lie under a temporary one."""
+"""Start every service file of deploy/ as its platform does. Arguments, environment, start order and health checks come
+from the file; the program is that of the working tree, and its folders lie below a temporary one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def free_port() -> int:
 
 
 def filled(text: str, variables: Mapping[str, str]) -> str:
-    """What compose makes of `${NAME}`, `${NAME:-default}` and `${NAME:?message}`."""
+    """Substitute `${NAME}`, `${NAME:-default}` and `${NAME:?message}` as compose does."""
 
     def value(found: re.Match[str]) -> str:
         name, how, other = found.groups()
@@ -64,7 +64,7 @@ def filled(text: str, variables: Mapping[str, str]) -> str:
 
 
 class Machine:
-    """Runs commands of containers and units: /data, /models and the like are folders of its own."""
+    """Run the commands of containers and units, with private folders in place of /data, /models and so on."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,14 +78,14 @@ class Machine:
         return str(self.folder / path.lstrip("/"))
 
     def run(self, words: Sequence[str], given: Mapping[str, str]) -> None:
-        """Run a command to its end."""
+        """Run a command until it exits."""
         said = subprocess.run(
             [sys.executable, "-m", "notso", *words], env=self.environment(given), capture_output=True, text=True
         )
         assert said.returncode == 0, said.stderr
 
     def serve(self, words: Sequence[str], given: Mapping[str, str]) -> str:
-        """Start a server on a port of its own, as in a container; return its address."""
+        """Start a server on its own port, as in a container; return its address."""
         port = free_port()
         with (self.folder / f"log-{port}").open("w") as log:
             self.processes.append(
@@ -100,7 +100,7 @@ class Machine:
         return f"http://127.0.0.1:{port}"
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait for as long as everything runs."""
+        """Wait for the condition; fail if one of the processes exits first."""
         while not condition():
             for process in self.processes:
                 logs = "".join(each.read_text() for each in self.folder.glob("log-*"))
@@ -128,7 +128,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 @pytest.fixture
 def model_at_the_hub(fake_hub: Any) -> Any:
-    """The demo model as somebody's file on the Hub."""
+    """Serve the demo model from a fake Hub under another owner's name."""
     fake_hub.content = registry.demo_path().read_bytes()
     size = len(fake_hub.content)
     large = {"size": size, "sha256": hashlib.sha256(fake_hub.content).hexdigest()}
@@ -143,7 +143,7 @@ def variables_of(image: str) -> dict[str, str]:
 
 
 def command_of(image: str, args: Sequence[str] | None = None) -> list[str]:
-    """The words after `notso`."""
+    """Return the arguments after `notso`."""
     said = settings((DEPLOY / image).read_text())
     entry = json.loads(said["ENTRYPOINT"])
     assert entry in (["notso"], ["python3", "-m", "notso"])
@@ -157,7 +157,7 @@ def require_answer(url: str, **headers: str) -> httpx.Response:
 
 
 def require_model(url: str, **headers: str) -> None:
-    """The model that was configured answers, not the built-in one."""
+    """Require that the configured model answers, not the built-in one."""
     props = httpx.get(f"{url}/props", headers=headers, timeout=60).json()
     assert props["model_path"].endswith("Their-Q6_K.gguf"), props["model_path"]
 
@@ -199,12 +199,12 @@ def test_compose_of_a_cluster(
                 machine.run(command_of(image, service["command"]), variables | hub)
                 continue
             assert variables["DATABASE_URL"] == "postgresql://notso:secret@postgres/notso"
-            assert variables["VALKEY_URL"] == "valkey://valkey", "without a port"
+            assert variables["VALKEY_URL"] == "valkey://valkey", "the address of Valkey has no port"
             variables |= {"DATABASE_URL": database, "VALKEY_URL": valkey.url, "HF_HUB_OFFLINE": "1"}
             variables["NOTSO_DATA_DIR"] += f"/{name}"
             urls[name] = machine.serve(command_of(image, service["command"]), variables)
             machine.wait(lambda name=name: machine.answers(f"{urls[name]}/health"))  # type: ignore[misc]
-        assert len(model_at_the_hub.gets) == 1, "downloaded once for all"
+        assert len(model_at_the_hub.gets) == 1, "the model is downloaded once for all services"
         with caddy(machine, urls) as proxy:
             headers = {"Authorization": f"Bearer {KEY}", "Host": "chat.example.com"}
             machine.wait(lambda: machine.answers(f"{proxy}/health", headers))
@@ -213,7 +213,7 @@ def test_compose_of_a_cluster(
             form = {"text": "Hello", "key": new_id()}
             asked = httpx.post(f"{proxy}/chats", data=form, headers=headers, timeout=60)
             assert asked.status_code == 303
-            for url in urls.values():  # one database, whichever replica made the chat
+            for url in urls.values():  # every replica finds the chat, because all share one database
                 there = httpx.get(url + httpx.URL(asked.headers["location"]).path, headers=headers, timeout=60)
                 assert there.status_code == 200
     finally:
@@ -223,7 +223,7 @@ def test_compose_of_a_cluster(
 
 
 def started_in_order(services: Mapping[str, Any]) -> list[str]:
-    """The names so that each comes after what it depends on."""
+    """Return the service names ordered so that each follows its dependencies."""
     found: list[str] = []
 
     def add(name: str) -> None:
@@ -264,7 +264,7 @@ def test_kubernetes(
             machine.run([named.get(word, word) for word in init["args"]], variables_of(image) | hub)
         variables = {each["name"]: named.get(each["value"], each["value"]) for each in container["env"]}
         assert container["envFrom"] == [{"secretRef": {"name": "notso"}}]
-        # `enableServiceLinks: false` leaves these out; a cluster where somebody removes the line has them.
+        # `enableServiceLinks: false` disables these variables, but an operator may remove that line.
         links = {}
         for service in (each for each in parts if each["kind"] == "Service"):
             name = service["metadata"]["name"].upper().replace("-", "_")
@@ -305,7 +305,7 @@ def test_the_front_end_s_image(machine: Machine) -> None:
 
 def test_the_unit(machine: Machine) -> None:
     words, variables, _ = of_unit((DEPLOY / "notso.service").read_text())
-    config = machine.folder / "etc" / "notso" / "config.toml"  # the package puts it there
+    config = machine.folder / "etc" / "notso" / "config.toml"  # the distribution's package installs it there
     config.parent.mkdir(parents=True)
     shutil.copy(DEPLOY / "config.toml", config)
     url = machine.serve(words[1:], variables)
@@ -325,7 +325,7 @@ def test_the_unit_and_the_formula_are_well_formed(tmp_path: Path) -> None:
         assert said.returncode == 0 and "notso.service" not in said.stderr, said.stderr
 
 
-# What passes through the proxies
+# Requests through the proxies
 
 
 @contextlib.contextmanager
@@ -376,7 +376,7 @@ def proxied(words: Sequence[str], text: str, machine: Machine, port: int) -> Ite
 
 
 class _Replica(http.server.BaseHTTPRequestHandler):
-    """Streams events, each only when the one before has been read; or answers after `seconds` of silence."""
+    """Stream events, each after the previous one has been read, or answer after `seconds` of silence."""
 
     protocol_version = "HTTP/1.1"
     read: ClassVar[threading.Semaphore]
@@ -433,7 +433,7 @@ def test_events_pass_one_by_one(machine: Machine, replicas: dict[str, str], prox
     with proxy(machine, replicas) as url:
         machine.wait(lambda: machine.answers(f"{url}/health", headers))
         whole = "".join(f"data: {number}\n\n" for number in range(5))
-        for _ in range(10):  # a busy machine fails the proxy's own health checks for a moment
+        for _ in range(10):  # on a busy machine the proxy's health checks may fail for a moment
             with httpx.stream("POST", url + path, json={}, headers=headers, timeout=120) as answer:
                 status, text = answer.status_code, ""
                 for chunk in answer.iter_text():
@@ -448,7 +448,7 @@ def test_events_pass_one_by_one(machine: Machine, replicas: dict[str, str], prox
 def test_a_whole_answer_may_take_longer_than_other_timeouts(
     machine: Machine, replicas: dict[str, str], proxy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All timeouts divided by 100: 0.8 s are longer than each but the server's, which is 36 s then."""
+    """With all timeouts divided by 100, 0.8 s exceeds every timeout except the server's, which becomes 36 s."""
     monkeypatch.setattr(_Replica, "seconds", 0.8)
     headers = {"Host": "chat.example.com"}
     with proxy(machine, replicas, faster=100.0) if proxy is haproxy else proxy(machine, replicas) as url:
@@ -464,7 +464,7 @@ def test_a_whole_answer_may_take_longer_than_other_timeouts(
 def test_a_whole_answer_of_two_minutes_passes(
     machine: Machine, replicas: dict[str, str], proxy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the file's own timeouts."""
+    """Use the timeouts as written in the file."""
     monkeypatch.setattr(_Replica, "seconds", 120.0)
     headers = {"Host": "chat.example.com"}
     with proxy(machine, replicas) as url:

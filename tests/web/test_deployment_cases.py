@@ -1,4 +1,4 @@
-"""What platforms make of the deployment files, case by case: schemas, variables, commands. Nothing is started here."""
+"""How platforms interpret the deployment files: schemas, variables and commands. These tests start no server."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def group() -> Any:
 
 
 def parsed(words: Sequence[str]) -> dict[str, Any]:
-    """Read a command line and the environment as the program does. Raises click's errors."""
+    """Parse a command line and the environment as the program does. Raise click's errors."""
     command = group().commands[words[0]]
     values: dict[str, Any] = command.make_context(words[0], list(words[1:])).params
     return values
@@ -73,7 +73,7 @@ def parsed(words: Sequence[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("scheme", ["tcp", "udp", "sctp"])
 @pytest.mark.parametrize("service", SERVICES)
 def test_links_to_services_are_no_settings(service: str, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubernetes adds these to every pod of the namespace, and Docker's links are the same."""
+    """Kubernetes adds such variables to every pod of a namespace, and Docker does so for linked containers."""
     name, port = service.upper().replace("-", "_"), "80"
     links = {
         f"{name}_SERVICE_HOST": "10.0.0.1",
@@ -90,13 +90,13 @@ def test_links_to_services_are_no_settings(service: str, scheme: str, monkeypatc
         monkeypatch.setenv(variable, value)
     _drop_service_links()
     assert parsed(["serve"]) == before
-    monkeypatch.setenv("NOTSO_PORT", "3001")  # a port of the operator's
+    monkeypatch.setenv("NOTSO_PORT", "3001")  # a port that the operator has configured
     _drop_service_links()
     assert parsed(["serve"])["port"] == 3001
 
 
 def image(name: str) -> tuple[list[str], dict[str, str]]:
-    """The command of an image, after `notso`, and its variables."""
+    """Return an image's arguments after `notso`, and its variables."""
     said = settings((DEPLOY / name).read_text())
     variables = dict(each.split("=") for each in said["ENV"].split())
     entry = json.loads(said["ENTRYPOINT"])
@@ -105,7 +105,7 @@ def image(name: str) -> tuple[list[str], dict[str, str]]:
 
 
 def starts() -> Iterator[tuple[str, list[str], dict[str, str]]]:
-    """Every command of a deployment file: its name, words and variables."""
+    """Yield the name, arguments and variables of every command in a deployment file."""
     for name in ("Containerfile", "Containerfile.front", "Containerfile.replica"):
         yield (name, *image(name))
     for name in ("compose.yaml", "compose.cluster.yaml"):
@@ -129,7 +129,7 @@ def starts() -> Iterator[tuple[str, list[str], dict[str, str]]]:
 
 @cache
 def variables_known() -> set[str]:
-    """Every variable that the sources read."""
+    """Return every environment variable that the sources read."""
     return {name for path in SOURCES.rglob("*.py") for name in re.findall(r'"(NOTSO_[A-Z_]+)"', path.read_text())}
 
 

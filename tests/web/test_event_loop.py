@@ -1,4 +1,4 @@
-"""Nothing takes the event loop for long, whatever is being rendered, parsed or saved; and nothing wakes it in vain."""
+"""Rendering, parsing and saving never block the event loop for long, and nothing wakes it needlessly."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
 
-MAX_HELD_SECONDS = 0.1  # CPU time the loop's thread spends between two looks of the probe
-MAX_LAG_SECONDS = 5.0  # wall time; wide, because the machine that runs this may be busy
+MAX_HELD_SECONDS = 0.1  # CPU time of the event loop's thread between two wake-ups of the probe
+MAX_LAG_SECONDS = 5.0  # wall time; generous, because the test machine may be busy
 
 
 class LagProbe:
-    """Sleeps 5 ms on a loop again and again; keeps how much longer each took, and what the thread did meanwhile."""
+    """Sleep 5 ms on a loop repeatedly; record how much longer each sleep took and the thread's CPU time meanwhile."""
 
     def __init__(self, server: Any) -> None:
         self.lags: list[float] = []
@@ -102,7 +102,8 @@ def test_without_connections_it_sleeps_until_it_is_told(start: Start) -> None:
     running.client.close()
     running._wait(lambda: not running.server.server_state.connections)
     assert running.server._rest_seconds is None
-    running.server.server_state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]  # of long ago
+    # a Date header far in the past
+    running.server.server_state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
     begun = int(time.time())
     with httpx.Client(base_url=running.address, timeout=60) as client:
         date = parsedate_to_datetime(client.get("/livez").headers["date"]).timestamp()

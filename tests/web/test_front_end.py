@@ -1,4 +1,4 @@
-"""A front end computes nothing: it answers by an engine elsewhere, where nothing that computes is installed."""
+"""A front end computes nothing: it forwards to a remote engine and needs no numerical library installed."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from notso.cli import main
 sys.exit(main())
 """
 MOST_RESIDENT_BYTES = 130_000_000
-"""76 MB are measured: a front end that loads what computes has more than twice as much."""
+"""The measured size is 76 MB. A front end that loads the libraries for inference needs more than twice as much."""
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the kernel tells nothing of memory here")
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc to measure memory")
 def test_page_and_program_are_answered_without_what_computes(start: Callable[..., Any], tmp_path: Path) -> None:
     engine = start(ScriptedEngine(), engine_api=True, engine_key=KEY).ready()
     arguments = ["serve", "--json", "--no-browser", "--port", "0", "--engine-url", engine.address]

@@ -1,4 +1,4 @@
-"""Listening and going away: ports, addresses, signals, kill -9."""
+"""Server start and shutdown: ports, addresses, signals and kill -9."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print("saved", flush=True)
 
 
 class Process:
-    """The server as its own process."""
+    """The server in its own process."""
 
     def __init__(self, directory: Path, drain_seconds: float = 10.0, last_resort_seconds: float = 60.0) -> None:
         self.process = subprocess.Popen(
@@ -104,7 +104,8 @@ def process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 def test_after_kill_9_the_partial_answer_is_there_and_goes_on(process: Callable[..., Process]) -> None:
     first = process()
     chat = first.ask(5000)
-    first.wait_for("word word word", f"{chat}/export/json")  # it is on the disk; the page may be ahead of that
+    # the export reads the saved text; the page may be ahead of it
+    first.wait_for("word word word", f"{chat}/export/json")
     os.kill(first.process.pid, signal.SIGKILL)
     assert first.end()[0] == -signal.SIGKILL
     second = process()
@@ -144,19 +145,19 @@ def test_a_long_answer_is_left_to_the_next_start_and_streams_end(process: Callab
         first.process.send_signal(signal.SIGINT)
         assert [line for line in lines if line.startswith("event:")][-1] == "event: done"
     assert first.end() == (0, "saved\n")
-    assert time.monotonic() - began < 30, "the script alone would go on for 100 s"
+    assert time.monotonic() - began < 30, "the shutdown did not wait for the script, which takes 100 s"
     again = process()
-    assert 'data-state="running"' in again.client.get(chat).text, "it goes on"
+    assert 'data-state="running"' in again.client.get(chat).text, "the next process resumes the answer"
     again.wait_for("word word", chat)
 
 
 def test_what_hangs_does_not_keep_it(process: Callable[..., Process], tmp_path: Path) -> None:
-    (tmp_path / "hold").touch()  # the engine neither goes on nor hears that it is to stop
+    (tmp_path / "hold").touch()  # the engine neither continues nor receives the stop
     first = process(drain_seconds=0.2, last_resort_seconds=0.5)
     first.wait_for("word", first.ask(3))
     first.process.send_signal(signal.SIGTERM)
     code, output = first.end()
-    assert code == 1 and "most recent call first" in output, "it says where it hung"
+    assert code == 1 and "most recent call first" in output, "the traceback shows where the server was stuck"
 
 
 def test_a_second_signal_ends_it_at_once(process: Callable[..., Process]) -> None:
@@ -168,9 +169,9 @@ def test_a_second_signal_ends_it_at_once(process: Callable[..., Process]) -> Non
     began = time.monotonic()
     first.process.send_signal(signal.SIGTERM)
     assert "Traceback" not in first.end()[1]
-    assert time.monotonic() - began < 30, "the drain alone would take 60 s"
+    assert time.monotonic() - began < 30, "the shutdown did not wait for the drain, which takes 60 s"
     again = process()
-    assert 'data-state="running"' in again.client.get(chat).text, "it goes on"
+    assert 'data-state="running"' in again.client.get(chat).text, "the next process resumes the answer"
     again.wait_for("word word", chat)
 
 
@@ -180,7 +181,7 @@ def test_a_busy_port_is_a_typed_error(tmp_path: Path) -> None:
         with pytest.raises(AddressInUseError, match="--port") as caught:
             serve(ScriptedEngine, settings)
         assert caught.value.port == settings.port
-        assert not list(tmp_path.iterdir()), "nothing was touched"
+        assert not list(tmp_path.iterdir()), "the data folder must stay untouched"
 
 
 def test_ollamas_port_is_a_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +219,7 @@ def test_a_busy_data_directory_is_a_typed_error(tmp_path: Path, capfd: pytest.Ca
     with pytest.raises(DataDirectoryBusyError):
         serve(ScriptedEngine, Settings(port=0, data_dir=tmp_path))
     lock.release()
-    assert capfd.readouterr().err == "", "words for the person come from whoever catches it"
+    assert capfd.readouterr().err == "", "only the caller that catches the error prints a message"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.0.0.9", "LocalHost"])

@@ -1,4 +1,5 @@
-"""Traces: what an operator sees of requests, turns and the engine's work, and what nobody sees."""
+"""Traces: the spans of requests, turns and engine work that an operator sees, and the content that they never
+include."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ BODY = {"messages": [{"role": "user", "content": WORD}]}
 
 
 class Spans:
-    """Those that have ended."""
+    """Spans that have ended."""
 
     def __init__(self, exporter: InMemorySpanExporter) -> None:
         self._exporter = exporter
@@ -66,7 +67,7 @@ def test_a_programs_request_has_the_engines_work_under_it(start: Start, spans: S
     assert spans.under(engine) == ["engine.queue", "engine.prefill", "engine.decode"]
     parts = [spans.named(f"engine.{name}") for name in ("queue", "prefill", "decode")]
     times = [time for part in parts for time in (part.start_time, part.end_time)]
-    assert [engine.start_time, *times[1::2]] == [*times[0::2], times[-1]], "one begins where the other ends"
+    assert [engine.start_time, *times[1::2]] == [*times[0::2], times[-1]], "each part begins where the last one ends"
     assert engine.attributes is not None and engine.attributes["gen_ai.usage.input_tokens"] > 0
 
 
@@ -88,7 +89,7 @@ def test_a_turn_is_under_the_question_that_began_it_and_the_engines_work_under_t
 
 
 class _Collector(BaseHTTPRequestHandler):
-    """Takes spans as a collector does."""
+    """An HTTP server that receives spans as a collector does."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -98,7 +99,7 @@ class _Collector(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *arguments: Any) -> None:
-        """Nothing on the screen."""
+        """Print no log lines."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Claude Code, Codex and opencode: each reads a file of a scratch repository and writes another from it."""
+"""Claude Code, Codex and opencode: each reads a file of a scratch repository and writes another with its contents."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from recorder import Request, post, recorder
 
 PLACE = Path(os.environ.get("NOTSO_AGENTS", Path(__file__).parents[3] / "build/npm-agents"))
 NOBODY = "http://127.0.0.1:9"
-"""Where nobody listens: whatever an agent asks of other hosts is refused at once."""
+"""A port without a listener, so that an agent's requests to other hosts are refused at once."""
 
 MODEL = "scripted"
 CONTEXT_TOKENS = 65_536
-"""As the scripted server has: left to themselves they believe in more."""
+"""The scripted server's context; without this setting, agents assume a larger one."""
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed"),
@@ -31,8 +31,12 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Agent:
-    """`program`: what is run, for this system, in node_modules. `arguments`: without the prompt, which it reads.
-    `settings` writes what it is told into its home, and gives its environment. `steps`: by its own tools."""
+    """How to run a coding agent.
+
+    `program`: its path in node_modules for this platform. `arguments`: without the prompt, which it reads from standard
+    input. `settings`: writes its configuration into its home and returns its environment. `steps`: calls of its own
+    tools.
+    """
 
     program: str
     arguments: tuple[str, ...]
@@ -100,7 +104,7 @@ AGENTS = {
 
 
 def prompt_tokens(told: dict[str, Any]) -> tuple[int, int]:
-    """Of an answer of any of the APIs: the tokens of its prompt, and those of them that were found in the cache."""
+    """Return the prompt tokens of an answer of any API, and how many of them came from the cache."""
     usage = told["usage"]
     if "cache_read_input_tokens" in usage:
         found = usage["cache_read_input_tokens"]
@@ -110,7 +114,7 @@ def prompt_tokens(told: dict[str, Any]) -> tuple[int, int]:
 
 
 def read_by(address: str, request: Request) -> tuple[int, int]:
-    """The same of a request as that server answers it, with one token."""
+    """Send a recorded request to another server, limited to one token; return its prompt tokens as above."""
     limit = "max_output_tokens" if request.path.endswith("/responses") else "max_tokens"
     body = json.loads(request.body) | {"model": "small", "stream": False, "stream_options": None, limit: 1}
     return prompt_tokens(json.loads(post(f"{address}{request.path}", json.dumps(body).encode()).body))
@@ -119,7 +123,8 @@ def read_by(address: str, request: Request) -> tuple[int, int]:
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_task_of_two_steps(scripted: str, small: str, name: str, tmp_path: Path) -> None:
     agent, home, scratch, temporary = AGENTS[name], tmp_path / "home", tmp_path / "scratch", tmp_path / "tmp"
-    program = max((PLACE / "node_modules").glob(agent.program), default=None)  # the one for any CPU is the last
+    # the last match is the program for any CPU
+    program = max((PLACE / "node_modules").glob(agent.program), default=None)
     if program is None:
         pytest.skip(f"{name} has no program for this machine")
     home.mkdir()
@@ -140,9 +145,10 @@ def test_a_task_of_two_steps(scripted: str, small: str, name: str, tmp_path: Pat
         )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (scratch / "answer.txt").read_text() == f"{inhabitants}\n", ran.stdout + ran.stderr
-    assert "You said: " in ran.stdout  # with what the second tool answered
-    assert {request.status for request in requests} == {200}  # nothing was sent again without what we refuse
+    assert "You said: " in ran.stdout  # contains the result of the second tool
+    assert {request.status for request in requests} == {200}  # no request was refused and sent again without a field
     turns = [read_by(small, request) for request in requests if json.loads(request.body).get("tools")]
     print(ran.stdout, ran.stderr)
     print(f"{name}: tokens of each prompt, and those that were found: {turns}")
-    assert [found for _, found in turns[1:]] == [length for length, _ in turns[:-1]]  # only what is new is read
+    # only the new part of each prompt is computed
+    assert [found for _, found in turns[1:]] == [length for length, _ in turns[:-1]]

@@ -1,4 +1,4 @@
-// The nine things the AI SDK does, by one of its providers: node nine.mjs PROVIDER ADDRESS prints one line of JSON for each.
+// Nine functions of the AI SDK with one provider: node nine.mjs PROVIDER ADDRESS prints a line of JSON for each.
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
@@ -6,7 +6,7 @@ import { generateText, Output, stepCountIs, streamText, tool } from "ai";
 import assert from "node:assert/strict";
 import { z } from "zod";
 
-globalThis.AI_SDK_LOG_WARNINGS = false; // they would stand between the lines
+globalThis.AI_SDK_LOG_WARNINGS = false; // warnings would mix with the lines of JSON
 const [provider, address] = process.argv.slice(2);
 const model = {
   compatible: () =>

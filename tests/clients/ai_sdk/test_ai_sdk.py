@@ -1,4 +1,4 @@
-"""The AI SDK under Node: nine things by each of three providers."""
+"""The AI SDK under Node: nine functions with each of three providers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("provider", ["compatible", "openai", "anthropic"])
 def test_nine_of_nine(scripted: str, provider: str, tmp_path: Path) -> None:
-    shutil.copy(HERE / "nine.mjs", PLACE)  # modules are looked for beside the program
+    shutil.copy(HERE / "nine.mjs", PLACE)  # Node looks for modules beside the program
     ran = subprocess.run(
         ["node", "nine.mjs", provider, scripted], cwd=PLACE, capture_output=True, text=True, timeout=100
     )

@@ -1,6 +1,6 @@
-"""What the engine itself says, without a server: questions as JSON on standard input, answers as JSON on the other.
+"""The engine's results without a server: questions as JSON on standard input, answers as JSON on standard output.
 
-Run by the server's Python. A question is a name and its arguments; see `ANSWERS`.
+Run this with the server's Python. A question is a name from `ANSWERS` and its arguments.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from notso.smollm3.sampling.sampler import log_probabilities
 
 
 def score(engine: Engine, context: str, continuation: str) -> tuple[float, bool]:
-    """The log probability of a text behind another, and whether each of its tokens is the likeliest. As the harness
-    has it, blanks between them are the second's, and the end of an answer stands before what has nothing before it."""
+    """Return the log probability of the continuation, and whether each of its tokens is the most likely one.
+
+    As in the harness, blanks between the texts belong to the continuation, and an empty context becomes the end
+    token.
+    """
     text = context + continuation
     context = context.rstrip()
     before = engine.tokenize(context or engine.info.end_token, special=True)
@@ -34,19 +37,19 @@ def score(engine: Engine, context: str, continuation: str) -> tuple[float, bool]
 
 
 def written(engine: Engine, prompt: PromptInput, sampling: Mapping[str, Any], **options: Any) -> str:
-    """The likeliest answer."""
+    """Return the greedy answer."""
     params = SamplingParams(temperature=0.0, stop=tuple(sampling["stop"]), max_tokens=sampling["max_tokens"])
     events = engine.generate(prompt, params, RequestOptions(**options))
     return "".join(event.text for event in events if event.kind == "text")
 
 
 def text(engine: Engine, prompt: str, sampling: Mapping[str, Any]) -> str:
-    """What comes behind a text."""
+    """Return the greedy continuation of a text."""
     return written(engine, engine.tokenize(prompt, special=True), sampling, thinking=False, is_plain=True)
 
 
 def chat(engine: Engine, messages: list[dict[str, str]], sampling: Mapping[str, Any]) -> str:
-    """What is said in a conversation."""
+    """Return the greedy answer in a conversation."""
     return written(engine, [Message(each["role"], each["content"]) for each in messages], sampling)  # type: ignore[arg-type]
 
 

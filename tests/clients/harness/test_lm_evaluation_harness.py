@@ -1,4 +1,4 @@
-"""lm-evaluation-harness by its defaults: what it measures over HTTP is what the engine says when it is asked itself."""
+"""lm-evaluation-harness with its defaults gets the same results over HTTP as the engine gives directly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ROWS: list[dict[str, Any]] = [
     {"text": "<|im_start|>user\nHello<|im_end|>\n", "choices": ["Hello", "<|im_end|>"]},
     {"text": "", "choices": ["Once upon a time", "The"]},
 ]
-"""Several tokens and one, characters of several tokens, control tokens, and nothing to stand behind."""
+"""The choices have one or several tokens, characters of several tokens, or control tokens; the last context is
+empty."""
 
 STOPS = ["\n\n", "Question:"]
 LONGEST = 24
@@ -50,7 +51,7 @@ metric_list: [{{metric: exact_match}}]
 
 
 def evaluated(model: str, address: str, tasks: str, folder: Path, *more: str) -> list[dict[str, Any]]:
-    """What the harness kept of each question, after a run of its command."""
+    """Run the harness and return its record of each question."""
     (folder / "rows.json").write_text(json.dumps(ROWS))
     for name, task in TASKS.items():
         told = f"task: {name}\n" + DATA.format(rows=json.dumps(str(folder / "rows.json"))) + task
@@ -66,12 +67,12 @@ def evaluated(model: str, address: str, tasks: str, folder: Path, *more: str) ->
 
 
 def asked(kept: dict[str, Any]) -> list[list[Any]]:
-    """What each request of a question was made of."""
+    """Return the arguments of each request that a question caused."""
     return [[*arguments.values()] for arguments in kept["arguments"].values()]
 
 
 def direct(server_python: str, questions: list[list[Any]]) -> list[Any]:
-    """The engine's own answers."""
+    """Return the engine's own answers."""
     ran = subprocess.run(
         [server_python, str(DIRECT)], input=json.dumps(questions), capture_output=True, text=True, timeout=TIMEOUT_S
     )

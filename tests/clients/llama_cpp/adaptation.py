@@ -1,16 +1,16 @@
-"""A pytest plugin: what llama.cpp's tests take from their tiny models and their machine comes from ours instead.
+"""Pytest plugin that adapts llama.cpp's server tests to our model and machine.
 
 - Nothing is downloaded.
-- Words that only their models say are not looked for: a text is enough (`match_regex`).
-- How many tokens their tokenizer makes of a prompt is not looked for: one or more are enough (`n_prompt`).
-- Their model does not think; ours is asked not to in chats that say nothing of it (`reasoning_effort`).
-- Their model ends no answer by itself; ours is asked not to, in plain completions and where a case counts the tokens
-  of a chat's answer (`ignore_eos`).
-- Their server has options for what requests leave out (`--temp`, `--seed`, `--n-predict`): the requests say it.
-- Names of headers have no case, and the answer to a preflight, which has no content, may be 204.
-- Their fingerprint is the number of their build and begins with a b; ours is told in the same way.
-- Requests name no model: their server takes any name, ours refuses one that is not its model's.
-- Cases that do not apply are skipped with their reason (exclusions.json).
+- Any text matches where a test expects words of their tiny models (`match_regex`).
+- Any positive number matches where a test expects prompt tokens of their tokenizer (`n_prompt`).
+- Their model does not think, so chats ask ours not to (`reasoning_effort`) unless they set it themselves.
+- Their model never ends an answer early, so ours is asked not to in plain completions and in cases that count the
+  tokens of a chat's answer (`ignore_eos`).
+- Their server takes defaults as options (`--temp`, `--seed`, `--n-predict`); here the requests contain them.
+- Header names ignore case, and the response to a preflight may be 204, because it has no content.
+- Their fingerprint is a build number with the prefix b; ours gets the same prefix.
+- Requests name no model: their server accepts any name, ours only that of its model.
+- Cases that do not apply are skipped with the reason from exclusions.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OK, NO_CONTENT = 200, 204
 
 
 class AnyCount:
-    """Equal to every number of tokens."""
+    """Equal to any positive number of tokens."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, int) and other > 0
@@ -50,11 +50,11 @@ def _refuse_download(*_: object, **__: object) -> None:
 
 
 counts_tokens = False
-"""Whether the case that runs counts the tokens of an answer."""
+"""Whether the running case counts the tokens of an answer."""
 
 
 HELD = frozenset({"grammar", "json_schema", "response_format", "ignore_eos", "tools"})
-"""Fields with which an answer ends where it must."""
+"""Fields with which an answer must end on its own."""
 
 
 def _adapted(server: Any, path: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _counting(request: pytest.FixtureRequest) -> None:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Take out what does not apply, and the counts of their tokenizer."""
+    """Skip cases that do not apply, and accept any count of prompt tokens."""
     reasons = reasons_of("not_applicable", map(_name, items))
     for item in items:
         reason = reasons.get(_name(item))

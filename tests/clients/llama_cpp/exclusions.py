@@ -1,4 +1,4 @@
-"""Which cases of llama.cpp's tests do not apply here, and which we fail, each with the reason: exclusions.json."""
+"""Read exclusions.json: the cases of llama.cpp's tests that do not apply here or that fail, each with the reason."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 NOT_APPLICABLE = "does not apply: "
-"""What the skips of excluded cases begin with."""
+"""Prefix of the skip reason of an excluded case."""
 
 
 def reasons_of(kind: str, names: Iterable[str]) -> dict[str, str]:
-    """Case -> reason, of those among `names` that are `not_applicable` or of which is said that one `fails`."""
+    """Return case -> reason for those of `names` that are listed under `kind`: "not_applicable" or "fails"."""
     listed: dict[str, list[str]] = json.loads(Path(__file__).with_name("exclusions.json").read_text())[kind]
     return {
         name: reason

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Starts `notso serve` where llama.cpp's tests start their llama-server: its options become ours.
+"""Start `notso serve` in place of the llama-server that llama.cpp's tests expect, with translated options.
 
-What only concerns speed, or a default that requests say themselves, is left out. What asks for something that we do not
-offer ends the start, so that a test of it fails at once and not for another reason.
+Options that affect only speed, and defaults that each request contains, are dropped. An option for an unsupported
+feature ends the start, so that its test fails at once and for that reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 SERVED = {"--host": "--host", "--port": "--port", "--threads": "--threads"}
-"""Theirs -> ours; all take a value."""
+"""Their option -> ours; all take a value."""
 
 LEFT_OUT = frozenset(
     [
@@ -37,7 +37,7 @@ LEFT_OUT = frozenset(
         "--chat-template-file",
     ]
 )
-"""With a value. The model and its template are ours, whichever they ask for."""
+"""Dropped options with a value. Tests always use our model and its template."""
 
 LEFT_OUT_FLAGS = frozenset(
     [
@@ -62,7 +62,7 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 def options_of(given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(options with their values, flags). Raises ValueError: an option asks for what is not offered."""
+    """Return (options with their values, flags). Raise ValueError for an unsupported option."""
     values, flags = {}, []
     rest = iter(given)
     for option in rest:
@@ -76,7 +76,8 @@ def options_of(given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def ours(values: dict[str, str], flags: Sequence[str]) -> Iterator[str]:
-    """The options of `notso serve`. Their context is shared by the places for answers, but for `--kv-unified`."""
+    """Yield the options of `notso serve`. Unless `--kv-unified` is given, their `--ctx-size` is divided among the
+    slots."""
     for theirs, name in SERVED.items():
         if theirs in values:
             yield from (name, values[theirs])

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Runs the tests of llama.cpp's server against ours: `LLAMA_CPP=CLONE make test-llama-cpp`, where CLONE is a checkout
-of llama.cpp, or what an archive holds of one. Nothing is fetched, and the clone stays as it is.
+"""Run the tests of llama.cpp's server against ours: `LLAMA_CPP=CLONE make test-llama-cpp`.
 
-What is changed of the tests stands in adaptation.py, what becomes of their server's options in llama_server.py. Cases
-that do not apply here are named in exclusions.json with the reason and are not run; those that we fail are named there
-too. The end is 1 where a case fails that is not named, one passes that is, or CLONE is none. Words after the command
-choose files (`suite.py completion tokenize`); `--excluded` runs the cases that do not apply instead, and tells which
-pass all the same: some only because what they ask for is always refused.
+CLONE is a checkout or an unpacked archive of llama.cpp; it is not modified, and nothing is downloaded. adaptation.py
+changes the tests, and llama_server.py translates the server's options. exclusions.json lists, with reasons, the cases
+that do not apply, which are skipped, and the cases that fail. The exit status is 1 if an unlisted case fails, a listed
+one passes, or CLONE is invalid.
+
+Arguments select test files (`suite.py completion tokenize`). `--excluded` runs only the cases that do not apply and
+lists those that pass anyway; some pass only because the server refuses what they ask for.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ STATES = ("passed", "failed", "excluded", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One of theirs. `state` is one of STATES: skipped are those that their own marks leave out here."""
+    """A case of llama.cpp's tests. `state` is one of STATES; "skipped" cases are skipped by llama.cpp's own marks."""
 
     file: str
     name: str
@@ -46,7 +47,7 @@ class Case:
 
 
 def tests_of(clone: str) -> Path:
-    """The folder of their tests. Raises ValueError where it has none."""
+    """Return the folder of llama.cpp's server tests. Raise ValueError if the clone has none."""
     folder = Path(clone).absolute() / INSIDE
     if not (folder / "utils.py").is_file():
         raise ValueError(f"LLAMA_CPP is no clone of llama.cpp: it has no {INSIDE}")
@@ -54,7 +55,7 @@ def tests_of(clone: str) -> Path:
 
 
 def outcomes(folder: Path, words: list[str], *, excluded: bool = False) -> list[Case]:
-    """What became of the cases of the files whose names hold one of `words`, or of all files."""
+    """Run the files whose names contain one of `words`, or all files, and return their cases."""
     files = sorted(path.name for path in (folder / "unit").glob("test_*.py"))
     chosen = [name for name in files if not words or any(word in name for word in words)]
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ def outcomes(folder: Path, words: list[str], *, excluded: bool = False) -> list[
 
 
 def _outcomes_of(folder: Path, name: str, data: str, excluded: bool) -> Iterator[Case]:
-    """Of one file. Raises FileNotFoundError: its tests did not come to an end."""
+    """Run one file. Raise FileNotFoundError if its tests did not finish."""
     report = LOGS / f"{name}.xml"
     report.unlink(missing_ok=True)
     with socket.socket() as free:
@@ -97,7 +98,7 @@ def _outcomes_of(folder: Path, name: str, data: str, excluded: bool) -> Iterator
 
 
 def table(cases: list[Case]) -> Iterator[str]:
-    """A row for each file, and their sum."""
+    """Yield a row for each file and a row with the totals."""
     yield f"{'':30}" + "".join(f"{word:>10}" for word in ("cases", *STATES))
     for file in (*sorted({case.file for case in cases}), "all"):
         counts = Counter(case.state for case in cases if file in (case.file, "all"))
@@ -105,7 +106,7 @@ def table(cases: list[Case]) -> Iterator[str]:
 
 
 def explained(cases: list[Case], failing: Mapping[str, str]) -> Iterator[str]:
-    """Why cases are excluded and why they fail, with how many do, and both counts."""
+    """Yield the reasons for exclusions and failures with their numbers of cases, and the totals."""
     excluded = Counter(case.said.removeprefix(NOT_APPLICABLE) for case in cases if case.state == "excluded")
     failed = Counter(failing.get(case.name, "NOT NAMED") for case in cases if case.state == "failed")
     for kind, reasons in (("excluded", excluded), ("failed", failed)):
@@ -117,7 +118,7 @@ def explained(cases: list[Case], failing: Mapping[str, str]) -> Iterator[str]:
 
 
 def main(words: list[str]) -> int:
-    """The exit status: 1 where a case ended otherwise than it is said to."""
+    """Return the exit status: 1 if a case had another result than listed."""
     excluded, files = "--excluded" in words, [word for word in words if not word.startswith("-")]
     clone = os.environ.get("LLAMA_CPP")
     if not clone:

@@ -1,4 +1,4 @@
-"""Clients that want an older openai than the others do, by their defaults."""
+"""Clients that require an older openai package, with their defaults."""
 
 from __future__ import annotations
 

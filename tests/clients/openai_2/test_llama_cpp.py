@@ -1,4 +1,4 @@
-"""llama.cpp's own tests of its server, where a person has named a clone (LLAMA_CPP)."""
+"""llama.cpp's own server tests, if LLAMA_CPP names a clone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frameworks of agents, by their defaults: a tool is called, its result read, an answer of a form given."""
+"""Agent frameworks with their defaults: a tool call, the use of its result, and structured output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents through the vendors' own clients, by their defaults: what is cited stands where they say."""
+"""Documents through the vendors' clients with their defaults: citations refer to the right places."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERONS = "Grey herons wait é in the reeds until a fish comes by.\nThen they str
 STORKS = "White storks nest on the chimneys of old houses, and come back every spring to the same nest."
 PDF = text_pdf(["A page before the one that is quoted"], [STORKS])
 WORDS = 6
-"""That the scripted server quotes of each document, from the third one on."""
+"""Number of words that the scripted server quotes of each document, starting at the third."""
 
 
 def of_openai(address: str) -> openai.OpenAI:

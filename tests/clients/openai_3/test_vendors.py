@@ -1,4 +1,4 @@
-"""The vendors' own clients, by their defaults."""
+"""The vendors' own clients with their defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
 class City(BaseModel):
-    """Bounded, so that an answer drawn at random comes to its end."""
+    """The fields are bounded, so that a randomly generated answer ends."""
 
     name: str = Field(max_length=40)
     inhabitants: int = Field(ge=0, le=100_000_000)

@@ -1,4 +1,4 @@
-"""Adapters over HTTP: by the model's name in every API, listed, loaded from one folder and from nowhere else."""
+"""Adapters over HTTP: selected by model name in every API, listed, and loaded only from the configured folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(folder: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model and one adapter."""
+    """A server with the demo model and one adapter."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("data"), adapter_dir=folder)
     server = type(shared)(lambda: Engine.load(threads=1, adapters=[f"One={folder / 'one.gguf'}"]), settings)
@@ -45,7 +45,7 @@ def served(folder: Path, tmp_path_factory: pytest.TempPathFactory, request: pyte
 
 
 def said(server: Any, model: str | None, **more: Any) -> tuple[str, str]:
-    """What is said, and by what name."""
+    """Return the text of an answer and the model name in the response."""
     answer = server.client.post("/v1/chat/completions", json=ASK | ({"model": model} if model else {}) | more)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"], answer.json()["model"]

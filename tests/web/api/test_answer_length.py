@@ -1,4 +1,4 @@
-"""max_tokens is what an answer may be at most: what the context leaves is less, and refuses nothing."""
+"""max_tokens is an upper limit: if the context has less room, the answer is shorter and the request is not refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, engine: Engine) -> Iterator[Any]:
-    """One server with the demo model behind it, whose context is small."""
+    """A server with the demo model and a small context."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("length"))
     server = type(shared)(lambda: engine, settings)
@@ -36,7 +36,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 @pytest.fixture(scope="module")
 def question(engine: Engine) -> list[Any]:
-    """What leaves a few tokens, with or without thinking."""
+    """Return a question that leaves only a few tokens of the context for the answer."""
     text, options = "Say it:", RequestOptions(thinking=False)
     while engine.count_tokens([Message("user", text + " word")], options) <= CONTEXT - 4:
         text += " word"

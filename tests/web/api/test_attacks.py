@@ -1,4 +1,4 @@
-"""What no client should send, at every address for programs; and a hundred clients at once."""
+"""Malformed and hostile requests to every API endpoint, and a hundred clients at once."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_many_clients_at_once_and_a_third_of_them_leave(
         "".join(re.findall(r'(?:"content"|"text"|"delta"):("(?:[^"\\]|\\.)*")(?=[,}])', said))
         for said in found.values()
     ]
-    assert len(set(deltas)) == 1, "each was told the same"
+    assert len(set(deltas)) == 1, "all clients must receive the same answer"
     server.wait(lambda: engine.stats().running == 0 and not server.shared.requests._open, 60)
 
 

@@ -1,4 +1,4 @@
-"""Files and batches, by OpenAI's own client and by hand."""
+"""Files and batches, through OpenAI's client and through plain HTTP."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def echo(messages: Sequence[Message], thinking: bool) -> list[Event]:
 
 
 class Gate:
-    """Answers the first `open` requests at once, and the others when it is let."""
+    """An engine that answers the first `open` requests at once and the others after `go` is set."""
 
     def __init__(self, open: int = 0) -> None:
         self.go = threading.Event()
@@ -130,7 +130,8 @@ def test_a_hostile_form_is_read_in_linear_time(before: bytes, pump: bytes) -> No
             files._read_upload("multipart/form-data; boundary=b", text.encode(), 0)
         return None
 
-    read("--b\r\n" + (before + pump * (7900 // len(pump))).decode() + "\r\n\r\nx\r\n--b--\r\n")  # within a head's limit
+    # just within the size limit of a part's headers
+    read("--b\r\n" + (before + pump * (7900 // len(pump))).decode() + "\r\n\r\nx\r\n--b--\r\n")
 
     def made(size: int) -> str:
         return (b"--b\r\n" + before + pump * (size // len(pump))).decode() + "\r\n--b--\r\n"

@@ -1,4 +1,4 @@
-"""The OpenAI API, spoken to by OpenAI's own client and by hand."""
+"""OpenAI's chat completions, through OpenAI's client and through plain HTTP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def client_of(server: Any, key: str = "none", **options: Any) -> openai.OpenAI:
 
 
 def tricky(messages: Sequence[Message], thinking: bool) -> list[Event]:
-    """Text that tries to forge events, in pieces that cut it anywhere."""
+    """Text that tries to forge stream events, in pieces that split it at arbitrary positions."""
     answer = 'one\n\ndata: {"forged": true}\r\nevent: error\u2028two \u00e9\U0001f600 [DONE]\n\n'
     return say(answer, "Hm, \n\nlet me see." if thinking else "", piece=3)
 
@@ -45,7 +45,7 @@ def calls(messages: Sequence[Message], thinking: bool) -> list[Event]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("api"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
@@ -53,7 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     server.close()
 
 
-# With the client, on the real engine
+# OpenAI's client with the real engine
 
 
 def test_the_quick_start_works(served: Any) -> None:
@@ -133,7 +133,7 @@ def test_refusals_are_the_client_s_own_errors(served: Any) -> None:
         client.models.retrieve("gpt-4")
 
 
-# With a script behind it
+# Plain HTTP with a scripted engine
 
 
 def stream_lines(server: Any, **fields: Any) -> list[str]:
@@ -239,7 +239,8 @@ def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
     server.wait(lambda: engine.stats().running == 1)
     waiting[1].start()
     server.wait(lambda: engine.stats().waiting >= 1)
-    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO})  # one that waited would never come
+    # must be refused: if it were queued, it would never return
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO})
     assert answer.status_code == 429 and answer.json()["error"]["code"] == "queue_full"
     assert answer.json()["error"]["type"] == "rate_limit_error"
     assert 1 <= int(answer.headers["retry-after"]) <= 60
@@ -249,7 +250,7 @@ def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
 
 
 def test_what_is_just_being_asked_counts_for_pages_and_programs(start: Start) -> None:
-    """The engine has not seen it yet: its prompt is being written."""
+    """A request that is still being submitted counts toward the limit before the engine has seen it."""
     engine, asking, go_on = ScriptedEngine(), threading.Event(), threading.Event()
     server = start(engine, max_waiting_turns=1).ready()
     submit = engine.submit
@@ -290,7 +291,8 @@ def test_while_it_loads_clients_are_told_to_wait(start: Start) -> None:
 def test_the_client_tries_again_when_told_to(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine, max_waiting_turns=1).ready()
-    server.client.post("/v1/chat/completions", json={"messages": HELLO})  # from here on it knows how long answers take
+    # one finished answer, so that the server can estimate how long answers take
+    server.client.post("/v1/chat/completions", json={"messages": HELLO})
     real, seen = server.shared.requests.admit, []
 
     def busy_at_first(*args: Any, **kwargs: Any) -> Any:
@@ -300,7 +302,7 @@ def test_the_client_tries_again_when_told_to(start: Start) -> None:
     server.shared.requests.admit = busy_at_first
     answer = client_of(server, max_retries=2).chat.completions.create(model="scripted", messages=HELLO)
     assert answer.choices[0].message.content
-    assert len(seen) == 2 and seen[1] - seen[0] > 0.9, "not before the time it was told"
+    assert len(seen) == 2 and seen[1] - seen[0] > 0.9, "the client must not retry before the time in Retry-After"
 
 
 @pytest.mark.parametrize("name", ["rerank", "reranking", "infill"])
@@ -311,7 +313,7 @@ def test_what_is_not_offered_says_so(served: Any, prefix: str, name: str) -> Non
 
 
 def begin_stopping(server: Any) -> threading.Thread:
-    """As the first SIGTERM does."""
+    """Begin shutdown as the first SIGTERM does."""
     thread = threading.Thread(target=lambda: server.on_loop(lambda: stop_serving(server.app.state.parts)), daemon=True)
     thread.start()
     server.wait(lambda: server.shared.stopping)

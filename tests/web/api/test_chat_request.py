@@ -1,4 +1,4 @@
-"""The body of a chat completion: what it becomes, and how it is refused."""
+"""The body of a chat completion: what it is parsed to, and how invalid bodies are refused."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_no_body_takes_more_than_its_length(body: bytes) -> None:
     started = time.thread_time()
     with pytest.raises(ApiError):
         parse_object(body)
-    assert time.thread_time() - started < 5  # the square of the length would be hours
+    assert time.thread_time() - started < 5  # quadratic time would take hours
 
 
 def test_good_json_is_read() -> None:

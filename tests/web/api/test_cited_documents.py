@@ -1,4 +1,4 @@
-"""Documents in API requests, and citations of them, as the clients of the APIs see both."""
+"""Documents in API requests and citations in the answers, as the clients of each API see them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_anthropics_client_gets_citations_whole_and_streamed(start: Start) -> No
         final = stream.get_final_message()
     assert kinds.count("citation") == 4
     assert [block.to_dict() for block in final.content] == [block.to_dict() for block in message.content]
-    # The answer is sent back, and stands in the next prompt as it was generated.
+    # When the client sends the answer back, the next prompt contains it exactly as it was generated.
     again = client.messages.create(
         **ask({"role": "assistant", "content": message.content}, {"role": "user", "content": "And then?"})
     )

@@ -1,4 +1,4 @@
-"""The compatibility page is the table that requests are refused by, and leaves out no field of the clients'."""
+"""The compatibility page comes from the table that validates requests, and lists every field of the clients."""
 
 from __future__ import annotations
 

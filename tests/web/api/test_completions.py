@@ -1,4 +1,4 @@
-"""Plain completions: spoken to by OpenAI's client on the demo model, and by hand with a script behind."""
+"""Plain completions: OpenAI's client with the demo model, and plain HTTP with a scripted engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ URL = "/v1/completions"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("text"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)

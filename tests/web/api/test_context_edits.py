@@ -1,4 +1,4 @@
-"""What Anthropic's clients let be left out of long conversations."""
+"""Context edits: parts of long conversations that Anthropic's clients ask the server to drop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULT = "word " * 20
 
 
 def conversation(*, asks_between: bool = False) -> Any:
-    """A question, five calls with thoughts before them, and their results."""
+    """Build a question and five tool calls, each with a thought before it and a result after it."""
     turns: list[Any] = [{"role": "user", "content": "Hello"}]
     for number, name in enumerate(NAMES):
         call = {"type": "tool_use", "id": f"c{number}", "name": name, "input": {"path": "a b c"}}
@@ -35,7 +35,7 @@ def conversation(*, asks_between: bool = False) -> Any:
 
 
 def asked(server: Any, *edits: dict[str, Any], asks_between: bool = False, stream: bool = False) -> Any:
-    """The answer to it by the client."""
+    """Send the conversation with Anthropic's client and return the edits that were applied."""
     client = anthropic.Anthropic(base_url=server.address, api_key="none", max_retries=0)
     ask: dict[str, Any] = {
         "model": "scripted",
@@ -61,7 +61,7 @@ def asked(server: Any, *edits: dict[str, Any], asks_between: bool = False, strea
 
 
 def results(engine: ScriptedEngine) -> list[bool]:
-    """Of each call, whether its result was read."""
+    """For each tool call, return whether its result was still in the last prompt."""
     return [message.content == RESULT for message in engine.requests[-1].messages if message.role == "tool"]
 
 

@@ -1,4 +1,5 @@
-"""Responses that their process left: they continue with the tokens so far, and readers miss and repeat nothing."""
+"""Responses interrupted by the end of a process continue from their stored tokens; readers neither miss nor repeat
+any."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ COPIED = threading.Event()
 
 
 def load() -> Engine:
-    """The demo model, which waits in the middle of a response until the store is copied."""
+    """Load the demo model with an engine that pauses mid-response until the store has been copied."""
     engine = Engine.load(None, threads=1)
     step = engine._core._step
 
@@ -42,10 +43,10 @@ def load() -> Engine:
 
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The store as it lies there once eight tokens of a response are in it."""
+    """Copy the store when it holds eight tokens of a response; return the folder of the copy."""
     copy, note = tmp_path / "left", SQLRecords.note_progress
     COPIED.clear()
-    monkeypatch.setattr(secrets, "randbits", lambda bits: 3)  # its answers are long enough
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 3)  # a seed whose answers are long enough
 
     async def noted(self: Any, id: str, holder: str, first: int, progress: str, *, is_further: bool) -> None:
         await note(self, id, holder, first, progress, is_further=is_further)
@@ -59,7 +60,7 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def events(text: str) -> list[tuple[int, str, str]]:
-    """Number, name and data of events, without clock times."""
+    """Return the number, name and data of each event, without fields that depend on the time or the cache."""
     found = re.findall(r"^id: (\d+)\n(?:event: (.*)\n)?data: (.*)$", text, re.MULTILINE)
     clocks = re.compile(r'"(timings|cached_tokens|completed_at|usage|prompt_tokens_details)":(\{.*?\}|\d+|null)')
     return [(int(number), name, clocks.sub("", data)) for number, name, data in found]
@@ -80,7 +81,7 @@ def test_a_stream_of_a_named_conversation_goes_on(start: Start, left: Path) -> N
     again.wait(lambda: (found := again.client.get("/v1/stream?conv_id=c1")).status_code == 200 and bool(found.text))
     assert events(again.client.get("/v1/stream?conv_id=c1").text) == whole
     assert events(again.client.get("/v1/stream?conv_id=c1&from=25").text) == whole[25:]
-    assert 0 < generated(again) <= generated(server) - 8, "the tokens so far are not drawn again"
+    assert 0 < generated(again) <= generated(server) - 8, "the stored tokens must not be generated again"
 
 
 def test_a_stream_that_was_not_to_be_stored_ends_with_its_process(start: Start, tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_a_stream_that_was_not_to_be_stored_ends_with_its_process(start: Start, 
     assert server.client.post("/v1/chat/completions", json=body, headers=NAMED).status_code == 200
     assert server.on_loop(lambda: server.shared.store.records.open_stream("local", "c1")) is None
     told = server.client.post("/v1/chat/completions", json={"messages": HELLO, "store": True, "max_tokens": 2})
-    assert "store" in told.headers["x-notso-ignored"], "without a name, nothing is stored"
+    assert "store" in told.headers["x-notso-ignored"], "without a conversation name nothing is stored"
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -116,14 +117,14 @@ def test_a_response_in_the_background_goes_on(start: Start, left: Path, streams:
     found = finished(again)
     assert (found["output"], found["created_at"]) == (whole["output"], whole["created_at"])
     if not streams:
-        assert found["notso_receipt"] == whole["notso_receipt"], "its header is kept, too"
+        assert found["notso_receipt"] == whole["notso_receipt"], "the receipt header of the request is stored with it"
     else:
         assert events(again.client.get(f"/v1/responses/{id}?stream=true").text)[:30] == events(answer.text)[:30]
     assert 0 < generated(again) <= generated(server) - 8
 
 
 def test_a_response_that_ends_while_its_server_drains_has_ended(start: Start, left: Path) -> None:
-    """Else the next process writes it again, which with another model is another text."""
+    """Otherwise the next process would write the response again, and another model would write another text."""
     server = start(load).ready()
     id = server.client.post("/v1/responses", json={"input": "Hello", "background": True}).json()["id"]
     server.on_loop(lambda: setattr(server.shared, "stopping", True))

@@ -1,4 +1,4 @@
-"""Tools that an agent offers only once it has searched for them: the prompt is the shorter by them until then."""
+"""Deferred tools enter the prompt only after the agent has searched for them; until then the prompt is shorter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
 
 
 def found(*names: str, id: str = "call_1") -> list[dict[str, Any]]:
-    """A search, and what it found."""
+    """A tool search and the tools it found."""
     blocks = [{"type": "tool_reference", "tool_name": name} for name in names]
     return [
         {"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "search", "input": {}}]},

@@ -1,4 +1,5 @@
-"""What the model's chat template leaves out of a request is named, or refused where the operator wants that."""
+"""Parts of a request that the chat template drops are named in the response, or refused if the operator prefers
+that."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
 
 
 def dropping() -> ScriptedEngine:
-    """An engine whose template leaves out what the official one does."""
+    """An engine whose chat template drops the same parts as the official one."""
     engine = ScriptedEngine()
     engine.info = replace(engine.info, template_drops=(LATER_SYSTEM, OVERRIDDEN_TOOLS))
     return engine

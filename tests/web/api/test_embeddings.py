@@ -1,4 +1,4 @@
-"""Embeddings in the formats of OpenAI, Ollama and llama-server, of the demo model."""
+"""Embeddings of the demo model in the formats of OpenAI, Ollama and llama-server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = ["What is 27 + 48?", "A river in the mountains", "1"]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("embeddings"))
     server = type(shared)(lambda: Engine.load(threads=1, context_tokens=512, max_num_seqs=2), settings)
@@ -29,7 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 @pytest.fixture(scope="module")
 def expected(served: Any) -> list[list[float]]:
-    """By llama-server's address, each alone."""
+    """Return the embedding of each text, requested separately from llama-server's endpoint."""
     return [post(served, "/embedding", content=text)[0]["embedding"][0] for text in TEXTS]
 
 
@@ -49,7 +49,7 @@ def test_each_text_has_a_vector_of_length_1(expected: list[list[float]]) -> None
 def test_openai_s_format(served: Any, expected: list[list[float]], path: str) -> None:
     answer = post(served, path, model="notso-demo", input=TEXTS, user="someone")
     assert [each["embedding"] for each in answer["data"]] == expected
-    assert [each["index"] for each in answer["data"]] == [0, 1, 2]  # more than run at a time
+    assert [each["index"] for each in answer["data"]] == [0, 1, 2]  # more texts than the engine runs at once
     counts = [len(post(served, "/tokenize", content=text)["tokens"]) for text in TEXTS]
     assert answer["usage"] == {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}
     assert answer["model"] == "notso-demo" and answer["object"] == "list"

@@ -1,4 +1,4 @@
-"""The engine's own addresses: for front ends that show the key, and for what a front end sends."""
+"""The engine's own endpoints, which serve front ends that present the engine key."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_conversation_is_forgotten_also_by_a_model_that_was_unloaded(start: St
 
 
 def test_a_session_that_is_never_read_ends(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its front end left before the first line was asked of it."""
+    """The front end disconnected before it read the first line."""
     monkeypatch.setattr(routes, "SESSION_SECONDS", 0.01)
     ends = engine.app.state.front_ends
 
@@ -143,10 +143,10 @@ def test_many_sessions_and_answers_are_bounded(engine: Any, monkeypatch: pytest.
             ]
             assert [each.get("result") for each in told] == [True, True, True, None]
             assert "2 running responses" in told[-1]["error"]["message"]
-            assert len(engine.app.state.front_ends._sessions["s"]._answers) == 2, "the first was asked for once"
+            assert len(engine.app.state.front_ends._sessions["s"]._answers) == 2, "a repeated submission is ignored"
             second = client.post(f"{WIRE_PATH}/events", json={"session": "t", **empty}).json()
             assert second["error"]["message"] == "too many front ends"
-        # Who takes the stream up again without them does not want them any more.
+        # A front end that reopens the stream without naming these answers no longer wants them.
         with client.stream("POST", f"{WIRE_PATH}/events", json={"session": "s", **empty, "up_to": 3}) as stream:
             next(stream.iter_bytes())
             engine.wait(lambda: not engine.shared.engine.stats().running)

@@ -1,4 +1,4 @@
-"""What an answer must be, in the words of llama.cpp's and vLLM's clients, and what of a schema was ignored."""
+"""Grammar fields of llama.cpp's and vLLM's clients, and the response header that names ignored schema keywords."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SCHEMA_GRAMMAR = Grammar("json_schema", json.dumps(SCHEMA))
     ("wanted", "grammar"),
     [
         ({"type": "json_object", "schema": SCHEMA}, SCHEMA_GRAMMAR),  # llama.cpp
-        ({"type": "json_object", "value": SCHEMA}, SCHEMA_GRAMMAR),  # TGI, as the next
+        ({"type": "json_object", "value": SCHEMA}, SCHEMA_GRAMMAR),  # TGI; so are the next three
         ({"type": "json", "value": SCHEMA}, SCHEMA_GRAMMAR),
         ({"type": "regex", "value": "[0-9]+"}, Grammar("regex", "[0-9]+")),
         ({"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}, SCHEMA_GRAMMAR),
@@ -139,7 +139,8 @@ def test_what_was_ignored_is_named() -> None:
     *names, more = ignored_in(question(grammar=Grammar("json_schema", json.dumps(many)))).split(", ")
     assert len(names) == MAX_NAMES and more == "and 69 more"
     tools = [{"function": {"name": "a", "parameters": odd}}, {"function": {"name": "b"}}]
-    assert ignored_in(question(tools=tools)) == ""  # they are shown to the model, and hold nothing
+    # the schemas only describe the tools to the model; they constrain nothing
+    assert ignored_in(question(tools=tools)) == ""
     for held in ({"strict_tools": ("a",)}, {"tool_choice": "required"}, {"tool_choice": ToolName("a")}):
         assert ignored_in(question(tools=tools, **held)).startswith("nullable, ")
     assert ignored_in(question(grammar=Grammar("regex", "a"))) == ""
@@ -151,7 +152,7 @@ def test_what_was_ignored_is_named() -> None:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("grammars"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
@@ -214,7 +215,7 @@ def test_strict_tools_that_cannot_be_held_are_refused(served: Any) -> None:
     assert served.client.post(CHAT, json=held | {"max_tokens": 20}).status_code == 200
 
 
-# ---------------------------------------------------------------- arguments as they are written
+# ---------------------------------------------------------------- streamed arguments
 
 PAINT = {
     "type": "object",
@@ -223,7 +224,7 @@ PAINT = {
     "additionalProperties": False,
 }
 LENGTHS = (200, 24)
-"""Room for the whole of a call, and for a beginning of one."""
+"""One limit leaves room for the whole call; the other cuts it off."""
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -1,4 +1,5 @@
-"""What clients send by their defaults and is no part of an answer: taken, named, and refused where that is wanted."""
+"""Fields that clients send by default and that do not affect an answer: accepted, named in a header, or refused on
+demand."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 CHAT: list[tuple[dict[str, Any], str]] = [
-    # What asks for what is done anyway is no hint.
+    # Fields that ask for the default behavior are not reported.
     ({"store": False, "service_tier": "auto", "verbosity": "medium", "metadata": {}, "modalities": ["text"]}, ""),
     ({"logprobs": False, "top_logprobs": 0, "n": 1, "prompt_cache_key": "k", "stop": None, "tools": None}, ""),
     ({"functions": None, "function_call": None, "audio": None, "prediction": None, "nobody_knows": None}, ""),
     ({"tfs_z": 1.0, "top_a": 0, "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "length_penalty": 1}, ""),
     ({"top_k": -1, "max_tokens": -1, "include_reasoning": True, "add_generation_prompt": True}, ""),
-    # What a caller tells of itself, and hints.
+    # Caller metadata and hints are reported.
     ({"user": "u", "safety_identifier": "s", "metadata": {"a": "b"}}, "user, safety_identifier, metadata"),
     ({"store": True, "service_tier": "flex", "verbosity": "low"}, "store, service_tier, verbosity"),
     (
@@ -43,7 +44,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"mirostat_tau": 5.0, "mirostat_eta": 0.1}, "mirostat_tau, mirostat_eta"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"stream": True, "stream_options": {"include_obfuscation": False, "include_usage": True}}, ""),
-    # Of messages, by the name without their numbers, once.
+    # Fields of messages are reported once, without the index of the message.
     (
         {
             "messages": [
@@ -56,7 +57,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
         "messages.name, messages.annotations",
     ),
     ({"messages": [*HELLO, {"role": "assistant", "content": "", "reasoning_details": []}, *HELLO]}, ""),
-    # Names that nobody knows.
+    # Unknown names are reported.
     ({"never_heard": False, "of_these": "", "three": []}, "never_heard, of_these, three"),
     ({"messages": [{"role": "user", "content": "x", "odd": False}]}, "messages.odd"),
 ]
@@ -140,7 +141,7 @@ def test_hints_are_taken_and_named(path: str, body: dict[str, Any], named: str) 
 
 @pytest.mark.parametrize(("path", "body", "named"), ROWS, ids=lambda value: str(value)[:40])
 def test_they_are_no_part_of_what_is_asked(path: str, body: dict[str, Any], named: str) -> None:
-    """Without them the same is asked."""
+    """Parsing the request without these fields gives the same prompts, parameters and options."""
     parse, least = PARSERS[path]
     tops = {name.partition(".")[0] for name in named.split(", ")} - {"messages", "input", "options", "stream_options"}
     kept = {name: value for name, value in body.items() if name not in tops or name in ("text", "reasoning")}

@@ -1,4 +1,4 @@
-"""Idempotency-Key: a repeated request gets the first answer, whatever happened to its first reader."""
+"""Idempotency-Key: a repeated request gets the first answer, even if the first client has disconnected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPEATED = "idempotent-replayed"
 
 
 class Counting:
-    """An engine whose every answer is another one, given when it is let."""
+    """An engine that numbers its answers and waits for `go` before it finishes one."""
 
     def __init__(self, *, open: bool = True) -> None:
         self.asked = 0

@@ -1,4 +1,4 @@
-"""What is large in an answer (its log probabilities, the pieces of a text) is built and encoded off the event loop."""
+"""Large parts of a response, such as log probabilities and token texts, are built and encoded off the event loop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_answer_is_built_off_the_loop(
         own = getattr(kind, name)
 
         def noted(self: Any, own: Any = own, name: str = name) -> Any:
-            if self in ended:  # before, it is small
+            if self in ended:  # before the end the body is still small
                 threads[name].add(threading.get_ident())
             return own(self)
 
@@ -96,7 +96,7 @@ async def _ident() -> int:
 
 
 def test_a_piece_that_comes_often_is_made_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million of them as objects of their own would take 300 MB."""
+    """Each repeated token text is created once; a million separate objects would take 300 MB."""
     asked: list[int] = []
     token_texts = ScriptedEngine.token_texts
 

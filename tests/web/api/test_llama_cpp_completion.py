@@ -1,4 +1,4 @@
-"""llama.cpp's own completion, on the demo model: what its answers hold, and what it takes."""
+"""llama.cpp's native completion endpoint with the demo model: accepted fields and response contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GREEDY = {"prompt": "SmolLM3 is", "temperature": 0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("native"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)

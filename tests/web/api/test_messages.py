@@ -1,4 +1,4 @@
-"""The Anthropic API, spoken to by Anthropic's own client and by hand."""
+"""The Anthropic API, through Anthropic's client and through plain HTTP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def calls(messages: Sequence[Message], thinking: bool) -> list[Event]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("anthropic"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
@@ -46,7 +46,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     server.close()
 
 
-# With the client, on the real engine
+# Anthropic's client with the real engine
 
 
 def test_the_client_is_answered(served: Any) -> None:
@@ -175,7 +175,7 @@ def test_refusals_name_the_field(served: Any) -> None:
         assert error["param"].replace("thinking.enabled", "thinking") == param.replace("thinking.enabled", "thinking")
 
 
-# With a script behind it
+# Plain HTTP with a scripted engine
 
 
 def test_messages_become_the_engine_s(start: Start) -> None:

@@ -1,4 +1,4 @@
-"""Ollama's API: spoken to by its own client on the demo model where that is installed, and by hand."""
+"""Ollama's API, through its client (if installed) with the demo model and through plain HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("ollama"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
@@ -35,7 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 @pytest.fixture
 def client(served: Any) -> Any:
-    """Ollama's own."""
+    """Return Ollama's own client."""
     ollama = pytest.importorskip("ollama", reason="Ollama's client is not installed: pip install ollama")
     return ollama.Client(host=served.address)
 
@@ -110,7 +110,7 @@ def test_lines_are_whole_and_equal_the_answer(start: Start) -> None:
     expected = "".join(event.text for event in tricky([], True) if event.kind == "text")
     for url, ask in ((CHAT, {"messages": HELLO}), (GENERATE, {"prompt": "Hello"})):
         answer = server.client.post(url, json=ask)
-        assert len(answer.text.splitlines()) == answer.text.count("\n"), "a line that some client would cut"
+        assert len(answer.text.splitlines()) == answer.text.count("\n"), "clients could split a line at this character"
         lines = lines_of(answer)
         said = [line.get("message", line) for line in lines]
         key = "content" if url == CHAT else "response"

@@ -1,4 +1,4 @@
-"""The port for Ollama's clients: what they find there and nowhere else, and conversations as numbers."""
+"""The port for Ollama's clients: its root endpoint, which no other port has, and conversations as token ids."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = "a key of twenty letters"
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Addresses of the page's port and of Ollama's, on a server with a key."""
+    """Return the addresses of the page's port and of Ollama's port, on a server with a key."""
     settings = Settings(port=0, ollama_port=0, data_dir=tmp_path_factory.mktemp("ollama"), api_key=KEY)
     sockets = [listen(settings), listen(settings, 0)]
     app = create_app(ScriptedEngine, settings)
@@ -46,7 +46,7 @@ def test_the_root_says_what_clients_look_for(ports: tuple[str, str]) -> None:
     assert answer.headers["content-type"].startswith("text/plain")
     assert httpx2.head(f"{ollama}/").status_code == 200
     assert "Ollama is running" not in httpx2.get(f"{page}/", follow_redirects=True).text
-    assert httpx2.get(f"{ollama}/api/tags").status_code == 401, "everything else needs the key"
+    assert httpx2.get(f"{ollama}/api/tags").status_code == 401, "all other endpoints require the key"
     assert httpx2.get(f"{ollama}/", headers={"Host": "rebound.example"}).status_code == 421
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document describes what is answered: each schema of a response is held against a response."""
+"""Each response schema of the OpenAPI document is checked against a real response."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OF_OTHER_TESTS = {
     "POST /v1/responses/{response_id}/cancel",
     "GET /v1/stream",
 }
-"""Operations on what runs meanwhile, or on files that are not there."""
+"""Operations that need a running answer or files that do not exist here; other tests cover them."""
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("openapi"))
     server = type(shared)(lambda: Engine.load(threads=1, context_tokens=512), settings)
@@ -51,7 +51,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def closed(schema: Any) -> Any:
-    """A schema whose objects have no properties but those it names."""
+    """Return a copy of the schema whose objects allow only the properties that it names."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):

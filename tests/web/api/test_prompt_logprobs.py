@@ -1,4 +1,4 @@
-"""Prompts as token ids, and their log probabilities: what lm-evaluation-harness and its like ask for."""
+"""Prompts as token ids, and their log probabilities, as lm-evaluation-harness and similar programs request them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, engine: Engine) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("text"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
@@ -63,7 +63,8 @@ def test_a_prompt_is_told_with_its_probabilities(served: Any, engine: Engine) ->
     ids = engine.tokenize(TEXT)
     body = asked(served, prompt=ids, **SCORED)
     told = body["choices"][0]["logprobs"]
-    assert {len(listed) for listed in told.values()} == {len(ids) + 1}  # whoever counts leaves the last one out
+    # one entry more than the prompt: clients drop the last one, which belongs to the generated token
+    assert {len(listed) for listed in told.values()} == {len(ids) + 1}
     expected = log_probabilities(engine.logits(ids))
     assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
     for at, token in enumerate(ids[1:], 1):
@@ -114,7 +115,7 @@ def test_the_cache_hides_nothing(served: Any) -> None:
 
 
 def test_what_shows_nothing_comes_with_the_end() -> None:
-    """A token that ends the answer: lists that are one longer than the prompt, however it ends."""
+    """A stop token has no text but still gets an entry, so the lists are always one longer than the prompt."""
     request = parse_text_request({"prompt": "ab", "echo": True, "logprobs": 0})
     serializer = TextSerializer(request, Completion("m", "fp"))
     first = TokenLogprob("ab", tuple(b"ab"), float("nan"))

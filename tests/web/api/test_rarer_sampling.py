@@ -1,4 +1,4 @@
-"""The rarer sampling fields, by everybody's names."""
+"""The less common sampling fields, in the spelling of each API."""
 
 from __future__ import annotations
 

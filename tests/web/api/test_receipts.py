@@ -1,4 +1,4 @@
-"""Receipts in the responses of all APIs: what is asked for is there once, and is drawn again by the engine."""
+"""Receipts in the responses of all APIs: each is present once if requested, and the engine can verify it."""
 
 from __future__ import annotations
 
@@ -87,10 +87,11 @@ def test_a_stored_response_has_the_receipt_that_was_asked_for(served: Any, engin
     for form in ("open", "sealed"):
         id = served.client.post("/v1/responses", json=body, headers={"x-notso-receipt": form}).json()["id"]
         url = f"/v1/responses/{id}"
-        assert served.client.get(f"{url}/input_items").json()["data"], "while it is written"
+        assert served.client.get(f"{url}/input_items").json()["data"], "the response is still being written"
         served.wait(lambda url=url: served.client.get(url).json()["status"] not in ("queued", "in_progress"))
         told = served.client.get(url).json()
-        served.on_loop(lambda id=id: served.api.resumable_streams.forget("local", id))  # as it is after a while
+        # the server drops finished streams from memory after a while
+        served.on_loop(lambda id=id: served.api.resumable_streams.forget("local", id))
         assert served.client.get(url).json() == told and told["notso_receipt"]["form"] == form
     whole = served.client.post("/v1/responses", json={"input": "Hello"}, headers={"x-notso-receipt": "open"}).json()
     stored = served.client.get(f"/v1/responses/{whole['id']}").json()

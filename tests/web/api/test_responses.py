@@ -1,4 +1,4 @@
-"""Responses that the server keeps, spoken to by OpenAI's own client and by hand."""
+"""Stored responses, through OpenAI's client and through plain HTTP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def calls(messages: Sequence[Message], thinking: bool) -> list[Event]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("responses"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
@@ -53,7 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     server.close()
 
 
-# With the client, on the real engine
+# OpenAI's client with the real engine
 
 
 def test_the_client_is_answered(served: Any) -> None:
@@ -81,7 +81,7 @@ def test_the_next_one_goes_on_from_it(served: Any) -> None:
     chat = client.chat.completions.create(
         model="notso-demo", temperature=0, reasoning_effort="none", messages=conversation
     )
-    assert chat.choices[0].message.content == second.output_text, "whichever way it is asked"
+    assert chat.choices[0].message.content == second.output_text, "both APIs must give the same answer"
 
 
 def test_the_stream_is_the_whole_response(served: Any) -> None:
@@ -158,7 +158,7 @@ def test_refusals_name_the_field(served: Any, fields: dict[str, Any], param: str
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
-# With a script behind it
+# Plain HTTP with a scripted engine
 
 
 def test_items_become_the_engine_s(start: Start) -> None:
@@ -192,7 +192,7 @@ def test_items_become_the_engine_s(start: Start) -> None:
     system, user, said, result = asked.messages
     assert (system.role, system.content, user.content) == ("system", "Be kind.", "one\ntwo")
     assert (said.content, said.reasoning_content, said.tool_calls) == ("Wait.", "Hm", (ToolCall("c1", "add", "{}"),))
-    assert said.keep_reasoning, "while its call is answered"
+    assert said.keep_reasoning, "reasoning stays in the prompt while its tool call is being answered"
     server.client.post(URL, json=body | {"input": [*items, {"role": "user", "content": "And?"}]})
     assert not any(message.keep_reasoning for message in engine.requests[-1].messages)
     assert (result.role, result.content, result.tool_call_id) == ("tool", "4", "c1")
@@ -215,7 +215,7 @@ def test_a_tool_s_result_goes_on_from_the_call(start: Start) -> None:
         list(stream)
         assert stream.get_final_response().output_text == "It is 4."
     roles = [message.role for message in engine.requests[-1].messages]
-    assert roles == ["user", "assistant", "tool"], "instructions are not carried over"
+    assert roles == ["user", "assistant", "tool"], "instructions are not inherited from the previous response"
     assert [call.id for call in engine.requests[-1].messages[1].tool_calls] == ["call_1", "call_2"]
 
 
@@ -303,7 +303,7 @@ def test_who_left_finds_it_stored_if_a_conversation_was_named(start: Start) -> N
     assert server.client.get("/v1/stream?conv_id=c1").text.count("event: response.completed") == 1
     assert server.client.delete(f"{URL}/{id}").status_code == 200
     assert server.client.get("/v1/stream?conv_id=c1").text.count("event: response.completed") == 1
-    assert server.client.get(f"{URL}/{id}").status_code == 404, "reading its stream again brought it back"
+    assert server.client.get(f"{URL}/{id}").status_code == 404, "reading the stream again must not restore it"
 
 
 def test_a_chain_leaves_out_for_good_what_did_not_fit(start: Start) -> None:

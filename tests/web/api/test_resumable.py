@@ -1,4 +1,5 @@
-"""Answers that named a conversation go on without their reader, are read again from anywhere, and stopped by name."""
+"""Answers of a named conversation continue without their reader; they can be read again from any event and stopped by
+name."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def post(server: Any, name: str = "c1", **fields: Any) -> Any:
 
 
 def leave(server: Any, name: str = "c1", after: int = 3) -> list[tuple[int, str]]:
-    """Ask, read a little, hang up."""
+    """Send a request, read until after event `after`, disconnect, and return the events."""
     text = ""
     body = {"messages": HELLO, "stream": True}
     with (
@@ -67,7 +68,7 @@ def test_who_left_reads_on_where_he_was(start: Start) -> None:
     assert [number for number, _ in begun + rest] == list(range(len(begun) + len(rest)))
     assert said(begun + rest) == LONG and rest[-1][1] == "[DONE]"
     again = server.client.get("/v1/stream", params={"conv_id": "c1"}).text
-    assert events(again) == begun + rest, "and as often as he likes"
+    assert events(again) == begun + rest, "the stream can be read any number of times"
     last = {"Last-Event-ID": str(rest[-3][0])}
     assert events(server.client.get("/v1/stream?conv_id=c1", headers=last).text) == rest[-2:]
     assert server.client.get("/v1/stream", params={"conv_id": "c1", "from": rest[-1][0] + 1}).text == ""
@@ -92,7 +93,7 @@ def test_stop_by_the_conversation_s_name(start: Start) -> None:
     engine = slow(0.02, LONG * 100)
     server = start(engine).ready()
     begun = leave(server, after=5)
-    assert engine.stats().running == 1, "it goes on"
+    assert engine.stats().running == 1, "the answer continues after the reader has left"
     answer = server.client.delete("/v1/stream?conv_id=c1").json()
     assert answer["stopped"] is True and answer["id"].startswith("chatcmpl-")
     server.wait(lambda: engine.stats().running == 0)
@@ -241,7 +242,7 @@ def test_a_stopping_server_ends_them(start: Start) -> None:
 
 
 class Following(Alone):
-    """An exchange on which nothing is published; counts the logs that are followed."""
+    """An exchange that publishes nothing and counts the followed logs."""
 
     is_shared = True  # type: ignore[assignment]
 
@@ -279,7 +280,7 @@ def test_a_search_that_is_canceled_follows_nothing_any_more() -> None:
 
 def test_an_answer_elsewhere_is_followed_while_it_is_read() -> None:
     class Begun(Following):
-        """An exchange with the beginning of an answer that another replica never ends."""
+        """An exchange with the beginning of an answer that another replica never finishes."""
 
         @contextlib.contextmanager
         def following(self, name: str, take: Any) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Small endpoints that clients of vLLM, SageMaker, llama-server and Anthropic use, and fields of OpenAI's."""
+"""Small endpoints for clients of vLLM, SageMaker, llama-server and Anthropic, and some of OpenAI's fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done with responses that are kept, or answered in the background, by OpenAI's own client."""
+"""Operations on stored and background responses, through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def client_of(server: Any) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("stored"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
@@ -50,7 +50,7 @@ def test_an_item_is_named_instead_of_sent(start: Start) -> None:
     (question,) = client.responses.input_items.list(first.id).data
     output: Any = {"type": "function_call_output", "call_id": "call_1", "output": "4"}
     named: Any = [{"type": "item_reference", "id": item.id} for item in (question, *first.output)]
-    named[1].pop("type")  # which may be left out
+    named[1].pop("type")  # the type may be omitted
     second = client.responses.create(**ask, input=[*named, output])
     assert second.output_text == "It is 4."
     told: Any = [question.to_dict(), *(item.to_dict() for item in first.output), output]
@@ -104,7 +104,8 @@ def test_what_a_response_was_asked_with_is_listed(start: Start) -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "4"},
     ]
     response = client.responses.create(model="scripted", input=items)
-    listed = list(client.responses.input_items.list(response.id, limit=2, order="asc"))  # page after page
+    # the client fetches page after page
+    listed = list(client.responses.input_items.list(response.id, limit=2, order="asc"))
     assert [item.type for item in listed] == [item.get("type", "message") for item in items]
     assert len({item.id for item in listed}) == 6 and listed[3].id == "rs_mine"
     assert listed[0].to_dict() == {
@@ -254,7 +255,7 @@ def test_what_has_no_background_is_refused(start: Start) -> None:
 
 
 def test_a_response_in_the_background_goes_on_after_a_crash(start: Start, tmp_path: Path) -> None:
-    """From its request and seed; the text is that of the same seed, and the id stays."""
+    """The response is generated again from its request and seed, so its text and id stay the same."""
     gate = threading.Event()
 
     def held(messages: object, thinking: bool) -> Iterator[Event]:
@@ -268,7 +269,8 @@ def test_a_response_in_the_background_goes_on_after_a_crash(start: Start, tmp_pa
     dropped = client.responses.create(model="scripted", input="Hello", background=True)
     client.responses.cancel(dropped.id)
     server.wait(lambda: client.responses.retrieve(begun.id).status == "in_progress")
-    shutil.copytree(tmp_path / "data", tmp_path / "after", ignore=shutil.ignore_patterns("*lock*"))  # as it lies there
+    # the store as a crash would leave it
+    shutil.copytree(tmp_path / "data", tmp_path / "after", ignore=shutil.ignore_patterns("*lock*"))
     gate.set()
     loading = threading.Event()
 
@@ -279,10 +281,10 @@ def test_a_response_in_the_background_goes_on_after_a_crash(start: Start, tmp_pa
     engine = ScriptedEngine(held)
     again = start(load, data_dir=tmp_path / "after")
     other = client_of(again)
-    assert other.responses.retrieve(begun.id).status == "queued", "it is known while the model loads"
+    assert other.responses.retrieve(begun.id).status == "queued", "the response can be retrieved while the model loads"
     loading.set()
     again.wait(lambda: other.responses.retrieve(begun.id).status == "completed")
     found = other.responses.retrieve(begun.id)
     assert (found.output_text, found.created_at) == ("one two", begun.created_at)
-    assert len(engine.requests) == 1, "the cancelled one stays so"
+    assert len(engine.requests) == 1, "the cancelled response is not run again"
     again.wait(lambda: again.on_loop(lambda: again.shared.store.records.open_response("local", begun.id)) is None)

@@ -1,4 +1,4 @@
-"""Answers held to a form, and weighed, with the demo model behind: what the clients' own helpers make of them."""
+"""Structured output and log probabilities on the demo model, parsed by the helpers of the clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOOLS = [tool("add", a={"type": "integer"}, b={"type": "integer"}), tool("paint"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("held"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
@@ -42,7 +42,7 @@ def client_of(server: Any) -> openai.OpenAI:
 
 
 class Sum(BaseModel):
-    """What is asked for, of bounded length: a small model might never end a number."""
+    """The requested object. Its numbers are bounded, because a small model might never end one."""
 
     model_config = ConfigDict(extra="forbid")
     left: Annotated[int, Field(ge=0, le=99)]
@@ -151,7 +151,7 @@ def test_log_probabilities_are_the_model_s_own(served: Any) -> None:
     greedy = answer.choices[0]
     assert greedy.logprobs and greedy.logprobs.content
     said = b"".join(bytes(entry.bytes or []) for entry in greedy.logprobs.content)
-    assert said.decode() == f"{greedy.message.content}<|im_end|>", "the end is a token, too"
+    assert said.decode() == f"{greedy.message.content}<|im_end|>", "the end-of-answer token has an entry too"
     assert answer.usage and len(greedy.logprobs.content) == answer.usage.completion_tokens
     for entry in greedy.logprobs.content:
         assert len(entry.top_logprobs) == 5 and entry.top_logprobs[0].token == entry.token
@@ -162,7 +162,7 @@ def test_log_probabilities_are_the_model_s_own(served: Any) -> None:
         .chat.completions.create(**ask | {"max_tokens": 1}, temperature=0, logit_bias={"5": 100})
         .choices[0]
     )
-    assert biased.logprobs and biased.logprobs.content and biased.logprobs.content[0].logprob < -5, "before the bias"
+    assert biased.logprobs and biased.logprobs.content and biased.logprobs.content[0].logprob < -5, "before logit bias"
 
 
 def test_streamed_log_probabilities_are_the_whole_ones(served: Any) -> None:
@@ -178,7 +178,8 @@ def test_streamed_log_probabilities_are_the_whole_ones(served: Any) -> None:
 
 
 def test_thoughts_have_as_many_entries_as_tokens(served: Any) -> None:
-    """The tag that ends them included; the Responses API has none for thoughts, and as many as tokens for the rest."""
+    """Reasoning has one entry per token, including its end tag. The Responses API returns entries only for the other
+    tokens."""
     ask: dict[str, Any] = {"model": "notso-demo", "temperature": 0}
     told = served.client.post(CHAT, json=ask | {"messages": HELLO, "logprobs": True, "max_tokens": 200}).json()
     logprobs, usage = told["choices"][0]["logprobs"], told["usage"]

@@ -1,4 +1,4 @@
-"""Text to tokens and back, the prompt as the model reads it, and what the server says of itself."""
+"""Tokenizing, detokenizing, the rendered prompt, and the server's description of itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One server with the demo model behind it."""
+    """A server with the demo model."""
     shared = request.getfixturevalue("shared")
     settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("tokens"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
@@ -49,7 +49,7 @@ def test_control_tokens_are_text_unless_asked_for(served: Any) -> None:
 
 
 def test_vllms_clients_find_the_tokenizer(served: Any) -> None:
-    """lm-evaluation-harness asks this before all else, and where it is not answered it wants the tokenizer's files."""
+    """lm-evaluation-harness requests this first; without an answer it asks for the tokenizer's files."""
     info = served.client.get("/tokenizer_info").json()
     assert info == {
         "tokenizer_class": "PreTrainedTokenizerFast",

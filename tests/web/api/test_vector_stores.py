@@ -1,4 +1,4 @@
-"""Vector stores and file_search, as OpenAI's client sees them."""
+"""Vector stores and file_search, through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def uploaded(client: openai.OpenAI, name: str, content: bytes) -> str:
 
 
 def filled(client: openai.OpenAI) -> tuple[str, str, str]:
-    """A store with two files: its id and theirs."""
+    """Create a store with two files; return its id and their ids."""
     storks = uploaded(client, "storks.pdf", text_pdf(["A title page"], [STORKS]))
     herons = uploaded(client, "herons.txt", HERONS.encode())
     store = client.vector_stores.create(name="Birds", file_ids=[storks])
@@ -70,12 +70,12 @@ def test_stores_are_filled_searched_renamed_and_deleted(start: Start) -> None:
     again = client.vector_stores.create(name="Fowl")
     assert again.name == "Fowl (2)" and [each.id for each in client.vector_stores.list()] == [again.id, store]
     twin = uploaded(client, "copy.txt", HERONS.encode())
-    assert client.vector_stores.files.create(store, file_id=twin).status == "completed", "its content is known"
+    assert client.vector_stores.files.create(store, file_id=twin).status == "completed", "the content is known already"
     assert client.vector_stores.files.retrieve(twin, vector_store_id=store).status == "completed"
     assert client.vector_stores.files.delete(herons, vector_store_id=store).deleted
     with pytest.raises(openai.NotFoundError):
         client.vector_stores.files.retrieve(herons, vector_store_id=store)
-    assert client.files.retrieve(herons).id == herons, "the upload stays"
+    assert client.files.retrieve(herons).id == herons, "the uploaded file stays"
     client.files.delete(storks)
     (left,) = client.vector_stores.files.list(store)
     assert left.id != storks and client.vector_stores.files.retrieve(left.id, vector_store_id=store).id == left.id
@@ -96,7 +96,7 @@ def test_what_cannot_be_stored_is_named(start: Start, given: dict[str, Any], sai
     client = client_of(start(ScriptedEngine(citing)).ready())
     with pytest.raises(openai.APIStatusError, match=said):
         client.vector_stores.create(**given)
-    assert not list(client.vector_stores.list()), "nothing is left of it"
+    assert not list(client.vector_stores.list()), "nothing may remain in the store list"
 
 
 def test_a_file_that_cannot_be_read_has_failed_and_says_why(start: Start) -> None:

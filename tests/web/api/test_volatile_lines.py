@@ -1,4 +1,4 @@
-"""An agent whose first line changes with every request is not read anew: what stands behind the line is found again."""
+"""If only the first line of an agent's system prompt changes, the cached prompt behind that line is reused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _owners = count()
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A server with a small random model of a long context."""
+    """A server with a small random model and a long context."""
     folder, shared = tmp_path_factory.mktemp("agent"), request.getfixturevalue("shared")
     write_synthetic(folder / "m.gguf", layers=2, hidden=256, ffn=256, heads=4, kv_heads=1, vocab=4096)
     settings = type(shared.shared.settings)(port=0, data_dir=folder)
@@ -44,7 +44,7 @@ def ask(client: anthropic.Anthropic, *system: str, said: tuple[Any, ...] = ()) -
 
 
 def read_again(message: anthropic.types.Message) -> tuple[int, int]:
-    """Tokens of the prompt that were read, and those that were found."""
+    """Return the number of prompt tokens that were computed and the number found in the cache."""
     return message.usage.input_tokens, message.usage.cache_read_input_tokens or 0
 
 
@@ -64,10 +64,10 @@ def test_nothing_is_found_behind_any_other_change(served: Any) -> None:
     ask(client, BILLING.format(mark="a1b2c"), rules)
     first_block = 128
     for system in (
-        (BILLING.format(mark="a1b2c"), f"7{rules}"),  # the text itself
-        ("x-anthropic-billing: cch=0f9e8;", rules),  # a line that is not known
-        (BILLING.format(mark="a1b2c") + " Be brief.", rules),  # one that says something
-        (f"Be brief.\n{BILLING.format(mark='a1b2c')}", rules),  # one that is not the first
+        (BILLING.format(mark="a1b2c"), f"7{rules}"),  # the text itself changed
+        ("x-anthropic-billing: cch=0f9e8;", rules),  # the line is not a known one
+        (BILLING.format(mark="a1b2c") + " Be brief.", rules),  # the line contains an instruction
+        (f"Be brief.\n{BILLING.format(mark='a1b2c')}", rules),  # the line is not the first one
     ):
         read, found = read_again(ask(client, *system))
         assert found < first_block and read >= LEAST_TOKENS, system[0]

@@ -1,4 +1,4 @@
-"""The page about models as its tests read it, and engines that call themselves something."""
+"""Helpers for tests of the models page: reading the page, and engines with a given name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def text_of(html: str) -> str:
 
 
 def two_files(folder: Path) -> Path:
-    """The folder, made, with two files that look like models."""
+    """Create the folder with two files that look like models."""
     folder.mkdir()
     for name in ("one-Q4_K_M.gguf", "two-Q8_0.gguf"):
         (folder / name).write_bytes(b"GGUF" + name.encode())

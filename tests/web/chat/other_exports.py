@@ -1,4 +1,4 @@
-"""Exports of other programs, written from chats that the tests know: messages, branches, dates, what is left out."""
+"""Build exports of other programs from known chats: messages, branches, dates, and parts that cannot be imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = ["sort", "Liste", "日本語", "مرحبا", "`code`", "naïve", "x < y 
 
 @dataclass
 class Told:
-    """A message as it must arrive. `parent` is an index, None for a first message."""
+    """A message as it must be imported. `parent` is an index, or None for a first message."""
 
     role: str
     content: str
@@ -38,7 +38,7 @@ class ToldChat:
     title: str
     key: str
     messages: list[Told]
-    current: int  # index of the last message shown
+    current: int  # index of the last message on the branch that the program shows
 
     @property
     def left_out(self) -> Counter[str]:
@@ -59,9 +59,9 @@ class ToldChat:
 
 
 def random_chat(dice: random.Random, number: int, *, versions_only: bool = False) -> ToldChat:
-    """A chat of two to twelve turns: questions that were edited, answers made again, tools, pictures, thoughts.
+    """Return a chat of one to six turns with edited questions, regenerated answers, tools, images and reasoning.
 
-    `versions_only`: every next question follows the same version, as LM Studio stores chats.
+    `versions_only`: all versions of a message share one continuation, as in LM Studio's files.
     """
     messages: list[Told] = []
     tip: int | None = None
@@ -110,7 +110,7 @@ def chatgpt(chats: Sequence[ToldChat]) -> list[Any]:
             mapping[key] = {"id": key, "message": message, "parent": parent, "children": []}
             mapping[parent]["children"].append(key)
 
-        tails: dict[int, str] = {}  # the node that continues a message
+        tails: dict[int, str] = {}  # message index -> id of the node that its replies attach to
         for at, each in enumerate(chat.messages):
             above = tails[each.parent] if each.parent is not None else "sys"
             common = {"create_time": float(BEGAN + each.second), "status": "finished_successfully"}
@@ -285,7 +285,7 @@ def llama_cpp(chat: ToldChat) -> dict[str, Any]:
 
 
 def llama_cpp_lines(chat: ToldChat) -> str:
-    """A chat as JSON lines: one for the chat, then one for each message."""
+    """Return a chat as JSON lines: one for the chat, then one for each message."""
     exported = llama_cpp(chat)
     lines = [{"type": "session", "harness": "llama.cpp", **exported["conv"]}]
     for message in exported["messages"]:
@@ -295,7 +295,7 @@ def llama_cpp_lines(chat: ToldChat) -> str:
 
 
 def lm_studio(chat: ToldChat) -> dict[str, Any]:
-    """A chat that `random_chat` made with `versions_only`."""
+    """Return LM Studio's form of a chat that `random_chat` created with `versions_only`."""
 
     def version(each: Told) -> dict[str, Any]:
         picture = [{"type": "file", "fileIdentifier": "1.png", "fileType": "image"}] * each.pictures
@@ -353,4 +353,4 @@ WHOLE: dict[str, Whole] = {
     "llama.cpp zip": lambda chats: zipped({f"{chat.key}.jsonl": llama_cpp_lines(chat) for chat in chats}),
     "lm studio": lambda chats: zipped({f"{chat.key}.conversation.json": json.dumps(lm_studio(chat)) for chat in chats}),
 }
-"""A whole export of each program, in each form it has."""
+"""A complete export of each program, in each of its formats."""

@@ -1,4 +1,4 @@
-"""Documents that are attached to a question: the server reads them, the page attaches the text."""
+"""Documents attached to a question: the server extracts the text, and the page attaches it."""
 
 from __future__ import annotations
 

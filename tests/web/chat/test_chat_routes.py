@@ -1,4 +1,4 @@
-"""Whole chats: list, search, pin, clear, reset, undo, suggestions, and tabs that hear of each other."""
+"""Operations on whole chats: list, search, pin, clear, reset, undo, suggestions, and notifications between tabs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_clear_keeps_the_settings_and_reset_does_not_and_both_can_be_undone(star
         assert (back.status_code, back.headers["hx-redirect"]) == (204, url)
         assert f"msg-{asked.message_id}" in server.client.get(url).text
         assert 'value="5"' in server.client.get(f"{url}/settings").text
-        assert server.client.post(undo, data={}, headers=FRAGMENT).status_code == 404, "once only"
+        assert server.client.post(undo, data={}, headers=FRAGMENT).status_code == 404, "undo works only once"
     assert server.client.post("/undo/nonsense", data={}).status_code == 404
 
 
@@ -102,15 +102,15 @@ def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch
     trash = answer.headers["location"].partition("=")[2]
     asked_for = engine.requests[0].options
     assert asked_for.conversation is not None
-    server.wait(lambda: bool(engine.cleared))  # and asked before, undo would take it back
+    server.wait(lambda: bool(engine.cleared))  # Cached state is cleared only when undo is no longer possible.
     assert engine.cleared == [(asked_for.owner, asked_for.conversation)]
-    time.sleep(0.2)  # purges that have nothing to do
+    time.sleep(0.2)  # time for further purges, which find nothing to do
     assert len(engine.cleared) == 1
     assert server.client.post(f"/undo/{trash}", data={}).status_code == 404
 
 
 def test_an_emptied_chat_goes_on_as_another_conversation(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that what is said in it afterwards is not forgotten with what was said before."""
+    """After clearing, new messages get a new conversation id, so that purging the old messages does not affect them."""
     monkeypatch.setattr(app, "UNDO_SECONDS", 1e-6)
     monkeypatch.setattr(app, "PURGE_SECONDS", 0.05)
     engine = ScriptedEngine()
@@ -177,15 +177,15 @@ def test_suggestions_use_the_chats_own_prompt_in_the_background(start: Start) ->
     assert request.params.max_tokens == 60
     assert [message.content for message in request.messages] == ["Hello", "An answer.", REQUEST]
     server.client.get(url)
-    assert len(engine.requests) == 2, "made once"
-    assert f'hx-post="/chats/{asked.chat_id}/messages"' in page and 'name="key"' in page, "a question like any other"
+    assert len(engine.requests) == 2, "suggestions are generated once"
+    assert f'hx-post="/chats/{asked.chat_id}/messages"' in page and 'name="key"' in page, "sent like any other question"
     server.client.post(f"/chats/{asked.chat_id}/settings", data={"suggestions": "off"})
     other = server.ask("More", asked.chat_id)
     server.finished(other)
     server.wait(lambda: server.chat.turns.unfinished == 0)
     assert server.client.get(url).status_code == 204 and len(engine.requests) == 3
     server.client.post(f"/chats/{asked.chat_id}/delete")
-    assert server.client.get(url).status_code == 204, "its page still asked while the chat was deleted"
+    assert server.client.get(url).status_code == 204, "the page may ask after the chat was deleted"
 
 
 def test_an_answer_that_was_edited_has_suggestions_of_its_own(start: Start) -> None:
@@ -232,7 +232,7 @@ def test_suggestions_give_way_to_a_question(start: Start) -> None:
     began = time.monotonic()
     assert server.finished(server.ask("More")).state == "done"
     waiting.join(60)
-    assert statuses == [204] and time.monotonic() - began < 60, "the end of it is minutes away"
+    assert statuses == [204] and time.monotonic() - began < 60, "the request must return long before the answer ends"
 
 
 def test_no_suggestions_while_anything_runs(start: Start) -> None:
@@ -278,7 +278,7 @@ def test_a_tab_hears_what_others_do_and_not_what_it_did_itself(start: Start) -> 
     assert chats >= 3
     server.finished(server.ask("elsewhere"))
     server.wait(lambda: heard[0].count("chats") > chats)
-    assert heard[0].count("turns") == 1, "another chat is another matter"
+    assert heard[0].count("turns") == 1, "a change in another chat must not refresh this page"
 
 
 def test_a_page_of_another_life_of_the_server_fetches_everything(start: Start) -> None:
@@ -294,7 +294,7 @@ def test_a_page_of_another_life_of_the_server_fetches_everything(start: Start) -
 
 
 def test_a_page_that_was_rendered_before_its_own_question_hears_of_it(start: Start) -> None:
-    """It may be shown after the question was taken, and lacks it then."""
+    """The page was rendered before the question was stored, so it must be told to fetch the question."""
     server = start(ScriptedEngine()).ready()
     asked = server.ask("one")
     server.finished(asked)
@@ -330,7 +330,7 @@ def test_a_page_holds_one_stream_that_tells_everything(start: Start) -> None:
             elif "chats" in heard and not engine.gate.is_set():
                 engine.gate.set()
     assert "turns" not in heard and "done" in heard[-2:]
-    assert not [each for each in heard if each.startswith("id: ") and "-" in each], "numbers of the answer only"
+    assert not [each for each in heard if each.startswith("id: ") and "-" in each], "event ids count only the answer"
     ended = server.client.get(f"{here}/messages/{asked.message_id}?after={after}", headers=FRAGMENT | {"X-Tab": tab})
     assert f"/feed?chat={asked.chat_id}&amp;tab={tab}&amp;after={after}" in ended.text
 

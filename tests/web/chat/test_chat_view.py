@@ -1,5 +1,5 @@
-"""A request reads the branch that it is about once: how often each asks the store, how much it reads of a long chat,
-and what it does where the chat changed meanwhile."""
+"""Database reads per request: each reads its branch once, reads only a part of a long chat, and handles a chat that
+changes meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
 
 
 class CountedStore:
-    """A store that notes what is asked of it; `before` is called once, before the call of that name."""
+    """A store that records its calls. `before` maps a call's name to a function that runs once before that call."""
 
     def __init__(self, store: Any) -> None:
         self.calls: list[str] = []
@@ -50,7 +50,7 @@ class CountedStore:
 
 
 class Asking:
-    """A chat with one finished turn, and the store's calls of whatever is done within `counted`."""
+    """A chat with one finished turn, and the store calls made inside `counted`."""
 
     def __init__(self, start: Start) -> None:
         self.engine = ScriptedEngine(lambda messages, thinking: say("one two three"))
@@ -63,9 +63,9 @@ class Asking:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[list[str]]:
-        """The engine says nothing meanwhile: saving an answer is no part of the request for it."""
+        """Hold the engine, so that saving an answer is not counted as part of the request."""
         self.engine.gate.clear()
-        self.server.client.get(self.url)  # HTML is made where it was not yet
+        self.server.client.get(self.url)  # render the HTML that is not cached yet
         self.store.calls = []
         self.server.shared.store = self.server.chat.kept_html._store = self.store
         yield self.store.calls
@@ -80,7 +80,7 @@ class Asking:
         self.post(f"{self.url}/messages", text=text)
 
     def finish(self) -> tuple[Message, ...]:
-        """What the model read of the newest question."""
+        """Wait for the answer and return the messages that the model read."""
         self.server.finished(self.server.last(self.first.chat_id))
         return self.engine.requests[-1].messages
 
@@ -99,7 +99,7 @@ def test_a_message_reads_its_chat_once(asking: Asking) -> None:
 def test_the_first_message_of_a_chat_reads_nothing_of_it(asking: Asking) -> None:
     with asking.counted() as calls:
         assert asking.server.client.post("/chats", data={"text": "hello", "key": new_id()}).status_code == 303
-    assert calls[:2] == ["chat_base", "add_turn"], "and then the page it leads to"
+    assert calls[:2] == ["chat_base", "add_turn"], "all further calls belong to the page that the redirect leads to"
     assert set(calls[2:]) <= {"shown_chat", "chat_list", "prompts"}
 
 
@@ -151,7 +151,7 @@ def test_looking_reads_once_and_stopping_looks_one_answer_up(asking: Asking) -> 
 
 
 def test_what_was_stored_meanwhile_is_read_before_the_model_is_asked(asking: Asking) -> None:
-    """Another tab's turn comes between reading the chat and storing the question."""
+    """Another tab adds a turn between reading the chat and storing the question."""
 
     async def another_turn(store: Any) -> None:
         [question, answer] = await store.messages("local", asking.first.chat_id)
@@ -173,7 +173,7 @@ def test_what_was_stored_meanwhile_is_read_before_the_model_is_asked(asking: Ask
 
 
 def test_an_answer_that_ends_while_the_next_question_comes_is_read_whole(asking: Asking) -> None:
-    """The chat was read while the answer above was still being written."""
+    """The chat was read while the previous answer was still being written."""
 
     async def end(store: Any) -> None:
         answer = (await store.messages("local", asking.first.chat_id))[-1]
@@ -213,7 +213,7 @@ def test_of_its_own_turns_a_tab_hears_nothing_and_of_others_what_came_meanwhile(
 
 
 def test_a_message_is_rendered_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it fits is asked of the prompt that the model then reads."""
+    """The check whether a message fits renders the prompt once, and the engine reuses that rendering."""
     rendered: list[str] = []
     encode = ChatTemplate.encode
 
@@ -231,7 +231,7 @@ def test_a_message_is_rendered_once(start: Start, monkeypatch: pytest.MonkeyPatc
 
 
 class CharactersRead:
-    """How many messages the store gave away, and how many characters of them."""
+    """Count the messages read from the store and their characters."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.messages = self.characters = 0
@@ -248,7 +248,8 @@ class CharactersRead:
 
 
 def a_long_chat(summary_at: int | None = None, other_branches: int = 0) -> tuple[Chat, list[StoredMessage]]:
-    """Four hundred turns of a thousand characters; a summary stands for the first `summary_at` of them."""
+    """Build four hundred turns of a thousand characters each, with a summary in place of the first `summary_at`
+    turns."""
     chat, messages = new_chat("long", thinking=False), list[StoredMessage]()
 
     def add(role: Any, content: str, parent: str | None, kind: Any = "turn") -> str:
@@ -272,14 +273,14 @@ def a_long_chat(summary_at: int | None = None, other_branches: int = 0) -> tuple
 def test_what_is_done_in_a_long_chat_reads_what_a_prompt_has_room_for(
     start: Start, monkeypatch: pytest.MonkeyPatch, what: str, summary_at: int | None
 ) -> None:
-    """Neither what stands above a summary, nor what no context holds, nor other branches."""
+    """Messages above a summary, beyond the context limit or in other branches are not read."""
     engine = ScriptedEngine(most_prompt_bytes=4_000)
     server = start(engine).ready()
     server.client.post("/settings", data={"when_full": "drop_oldest"})
     chat, messages = a_long_chat(summary_at, other_branches=1)
     server.on_loop(lambda: server.shared.store.add_chat("local", chat, messages))
     url, answer, question = f"/chats/{chat.id}", messages[-1].id, messages[-3].id
-    server.client.get(url)  # HTML is made once
+    server.client.get(url)  # render and cache the HTML
     read = CharactersRead(monkeypatch)
     fields = {"text": "and now?", "key": new_id(), "last": answer}
     address = {
@@ -304,7 +305,7 @@ def test_what_is_done_in_a_long_chat_reads_what_a_prompt_has_room_for(
         contents = [message.content.split()[0] for message in engine.requests[-1].messages]
         assert contents[-2:] == ["a399", "and"]
         assert len(contents) <= 10
-        assert asked.dropped_messages == 0  # this engine drops none
+        assert asked.dropped_messages == 0  # the scripted engine drops no messages
 
 
 def test_messages_that_no_prompt_has_room_for_are_counted_as_dropped(start: Start) -> None:
@@ -321,7 +322,7 @@ def test_messages_that_no_prompt_has_room_for_are_counted_as_dropped(start: Star
 
 
 def test_a_question_whose_answer_failed_does_not_count_against_the_room(start: Start) -> None:
-    """It is left out of the prompt, so what stands above it is read."""
+    """The failed question is left out of the prompt, so the messages above it are read instead."""
     engine = ScriptedEngine(most_prompt_bytes=4_000)
     server = start(engine).ready()
     chat = new_chat("failed", thinking=False)

@@ -1,4 +1,4 @@
-"""Citations on the page: drawn where documents confirm them, and gone with their document."""
+"""Citations on the page: shown only if a document contains the quotation, and removed together with the document."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_planted_errors_are_caught_when_stored(start: Callable[..., Any]) -> Non
 
 
 def test_a_document_replaced_while_it_is_quoted_is_not_cited(start: Callable[..., Any]) -> None:
-    """The answer ends, and its quotation is looked up in what is there then."""
+    """When the answer ends, its quotation is looked up in the documents stored at that time."""
     documents, replaced = list[str](), list[str]()
 
     def answer(messages: Any, thinking: bool) -> Any:

@@ -1,4 +1,5 @@
-"""A nearly full chat is summarized while nothing else runs: where that is set, and never over what a person does."""
+"""Automatic summaries of nearly full chats: only if enabled, only while the server is idle, never against a user's
+action."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Start = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every chat is nearly full, and a short silence is idleness."""
+    """Treat every chat as nearly full and the server as idle after a short pause."""
     monkeypatch.setattr(context_gauge, "AFTER_SECONDS", 0.05)
     monkeypatch.setattr(suggestions, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(context_gauge, "WARN_PERCENT", 0)

@@ -1,4 +1,4 @@
-"""A question that cannot fit goes back to who asked it, and leaves nothing behind."""
+"""A question that cannot fit into the context is returned to its author and not stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server:
     refused = server.client.post("/chats", data={"text": "w " * 5000, "key": new_id()})
     assert refused.status_code == 400
     assert "would need 5,021 tokens, but the context has only 4,096" in refused.text
-    assert "w w w" in refused.text, "the text is still in the input"
+    assert "w w w" in refused.text, "the question must stay in the input"
     assert server.on_loop(lambda: server.shared.store.chats("local")) == []
     asked = server.ask("Hello")
     server.finished(asked)

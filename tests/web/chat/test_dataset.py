@@ -1,4 +1,4 @@
-"""Rows for tuning: what was said and shown, which answers were preferred, and nothing that was not to be kept."""
+"""Training rows from chats: questions, shown answers, preferences, and nothing that was deleted or temporary."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_shown_branch_is_a_conversation() -> None:
 
 
 def test_thoughts_stand_where_the_model_writes_them() -> None:
-    """A conversation with them says of each answer whether it has any, as the template does."""
+    """In a conversation with reasoning, each answer is marked as with or without it, as the chat template does."""
     row = conversation(
         whole(
             user("1", "2 + 2?"),
@@ -156,7 +156,7 @@ def test_without_versions_nothing_is_preferred() -> None:
 
 
 def test_documents_stand_where_prompts_have_them(tmp_path: Path) -> None:
-    """Of chats and projects: whole where they fit, and what a search finds where not."""
+    """Documents of chats and projects appear in full if they fit, and otherwise as the passages that a search finds."""
     long = " ".join(f"Item {number} costs {number * 7} coins." for number in range(4_000))
 
     async def fill(store: Any) -> None:
@@ -202,7 +202,7 @@ def lines(path: Path) -> list[Any]:
 
 
 def test_from_the_page_to_the_file(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From a server that runs, and from its folder when it does not: the same rows."""
+    """A running server and its stopped data folder give the same rows."""
     said_so_far = iter(["One", "Two", "Of the bin", "Of the moment"])
     server = start(ScriptedEngine(lambda messages, thinking: say(next(said_so_far), "hm" if thinking else ""))).ready()
     asked = server.ask("Count", thinking=False)

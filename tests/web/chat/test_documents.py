@@ -1,4 +1,4 @@
-"""Documents of a library in chats: upload, states, prompts whole and by passages, and deletion."""
+"""Library documents in chats: upload, states, full text or passages in prompts, and deletion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from notso.web.turns.documents import MAX_PASSAGE_TOKENS
 from notso.web.values.ids import new_id
 from notso.web.values.sign_in import SignInSettings
 
-GOAL = 130  # tokens read again
+GOAL = 130  # the most prompt tokens that may be computed when the document is in the cache
 HERONS = "The heron stands in the reeds. It eats fish and frogs."
 
 
@@ -39,7 +39,7 @@ def answering() -> ScriptedEngine:
 
 
 def upload(server: Any, name: str, data: bytes, wanted: str = "ready") -> dict[str, str]:
-    """Upload a document and wait until it was parsed."""
+    """Upload a document and wait until it has been parsed."""
     answer = server.client.post("/documents", params={"name": name}, content=data)
     assert answer.status_code == 201, answer.text
     document_id = answer.json()["id"]
@@ -154,7 +154,7 @@ def test_documents_stand_in_front_of_the_first_question(start: Callable[..., Any
     )
     assert again.options.prefix == prefix and again.options.date == request.options.date
     ask(server, "Who nests?", first["id"], second["id"])
-    assert engine.requests[-1].options.prefix == prefix, "the same reading in another chat"
+    assert engine.requests[-1].options.prefix == prefix, "another chat reuses the cached document"
     ask(server, "Who?", first["id"])
     other = engine.requests[-1].options.prefix
     assert isinstance(other, FixedPrefix) and other.scope == prefix.scope and other.reading != prefix.reading
@@ -195,7 +195,7 @@ def test_a_document_that_does_not_fit_is_quoted_where_it_matters(start: Callable
     assert places == sorted(places)
     ask(server, "Xylophone?", chat=asked.chat_id)
     messages = engine.requests[-1].messages
-    assert messages[0].content == "What is the secret of the walrus?", "passages are in the last question only"
+    assert messages[0].content == "What is the secret of the walrus?", "passages appear only with the newest question"
     assert messages[-1].content == "Nothing in the document mentions the words of this question.\n\nXylophone?"
 
 
@@ -283,7 +283,7 @@ def test_branches_and_edits_keep_their_documents_and_imports_get_none(start: Cal
     assert chat.status_code in (200, 303)
 
 
-# ---------------------------------------------------------------- a folder
+# ---------------------------------------------------------------- synchronized folder
 
 
 def test_a_folder_is_followed_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +308,7 @@ def test_a_folder_is_followed_by_content(tmp_path: Path, monkeypatch: pytest.Mon
 
         assert await library.sync() and await names() == ["a.txt", "sub/b.md"]
         read.clear()
-        assert not await library.sync() and not read, "nothing is read again"
+        assert not await library.sync() and not read, "unchanged files are not read again"
         before = {each.sha256: each.id for each in await store.documents.documents("anyone")}
         (folder / "sub" / "b.md").rename(folder / "moved.md")
         (folder / "a.txt").unlink()
@@ -320,7 +320,7 @@ def test_a_folder_is_followed_by_content(tmp_path: Path, monkeypatch: pytest.Mon
         folder.rename(tmp_path / "away")
         with pytest.raises(OSError):
             await library.sync()
-        assert await names() == ["moved.md"], "a folder that is not mounted is not empty"
+        assert await names() == ["moved.md"], "an unmounted folder must not count as empty"
         assert not await FolderLibrary(store.documents, None).sync() and await names() == []
         assert await store.documents.documents(EVERYONE) == []
         await store.close()
@@ -347,7 +347,7 @@ def test_everyone_asks_about_the_folder_and_nobody_changes_it(start: Callable[..
     assert HERONS in engine.requests[-1].messages[0].content
 
 
-# ---------------------------------------------------------------- the real engine
+# ---------------------------------------------------------------- real engine
 
 
 def test_what_was_read_in_one_chat_stays_read_in_others(
@@ -366,7 +366,7 @@ def test_what_was_read_in_one_chat_stays_read_in_others(
     assert read("What is this?") > 600
     assert read("Who wrote it?") <= GOAL
     server.client.post("/settings", data={"system_prompt": "Be brief."})
-    assert read("Who has it?") <= GOAL, "instructions"
+    assert read("Who has it?") <= GOAL, "other instructions must not invalidate the cached document"
     real = date.today()
 
     class Tomorrow(date):
@@ -375,9 +375,9 @@ def test_what_was_read_in_one_chat_stays_read_in_others(
             return date.fromordinal(real.toordinal() + 1)
 
     monkeypatch.setattr("notso.web.chat.submit.date", Tomorrow)
-    assert read("Who wrote that?") <= GOAL, "the next day"
+    assert read("Who wrote that?") <= GOAL, "another date must not invalidate the cached document"
     assert read("Who thinks?", thinking="on") > 600
-    assert read("Who thought?", thinking="on") <= GOAL, "the other mode, the second time"
+    assert read("Who thought?", thinking="on") <= GOAL, "each thinking mode caches the document once"
     assert server.client.post(f"/documents/{found['id']}/delete", data={}).status_code == 303
     server.on_loop(lambda: forget_deleted(server.shared.store, server.shared.engine))
     messages = [Message("user", f"--- birds.txt ---\n{words.format(0)}")]
@@ -385,7 +385,7 @@ def test_what_was_read_in_one_chat_stays_read_in_others(
 
 
 def test_a_small_context_has_room_for_passages_and_parts(start: Callable[..., Any]) -> None:
-    """Whatever the vocabulary takes for a word: the demo model's has more tokens than are estimated."""
+    """The estimate of tokens must leave a margin: the demo model needs more tokens per word than estimated."""
     engine = Engine.load(context_tokens=2048, kv="k8v8")
     server = start(lambda: engine).ready()
     pages = [[f"Page {number} of the heron's xylophone zymurgy quixotic jukebox. " * 20] for number in range(1, 12)]
@@ -437,10 +437,10 @@ def test_members_a_restart_and_a_copied_model_read_nothing_again(start: Callable
 
     server, engine = serve(model)
     assert read(server, keys[0]) > 600
-    assert read(server, keys[1]) <= GOAL, "another member"
+    assert read(server, keys[1]) <= GOAL, "another member of the group reuses the cached document"
     settle(engine)
     server.close()
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(model.read_bytes())
     server, engine = serve(copy)
-    assert read(server, keys[1]) <= GOAL, "a copied model file after a restart"
+    assert read(server, keys[1]) <= GOAL, "a copied model file reuses the cache after a restart"

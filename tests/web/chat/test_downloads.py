@@ -1,4 +1,4 @@
-"""Fetching a model from the page, from a server that plays the Hub."""
+"""Downloading a model from the page, from a server that imitates the Hub."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_
     server = start(ScriptedEngine(), model_registry=ModelRegistry(lambda path: named("x", path or ""))).ready()
     offer = page(server)
     assert "Download</button>" in offer and "needs 70.1 MB" in text_of(offer) and "free in" in text_of(offer)
-    assert fake_hub.requests == [], "nothing goes out before a person asks for it"
+    assert fake_hub.requests == [], "no request may leave the server before a user asks for it"
 
     assert begin(server, official_file).headers["location"] == "/models"
 
@@ -73,7 +73,7 @@ def test_the_demo_answers_until_what_was_fetched_takes_its_place(
     assert host.is_loading and host.default.info.name == "demo"
     assert 'hx-trigger="every 1s"' in server.client.get("/models/download", headers={"HX-Request": "true"}).text
     if beside:
-        assert server.finished(server.ask("Hello")).state == "done", "still using the demo model"
+        assert server.finished(server.ask("Hello")).state == "done", "the demo model stays in use"
         assert "Loading" in text_of(page(server))
     go_on.set()
     server.wait(lambda: not host.is_loading)
@@ -122,9 +122,9 @@ def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file:
     assert 'hx-trigger="every 1s"' in fragment and "<html" not in fragment and "/models/download/stop" in fragment
     assert re.search(r'<progress max="3000000" value="[1-9]\d+"', fragment)
     current = server.chat.downloads.current
-    assert 10_000 < current.bytes_per_s < 3_000_000  # the machine may be busy, and then get much of it at once
+    assert 10_000 < current.bytes_per_s < 3_000_000  # generous bounds: a busy machine may receive much at once
     assert current.seconds_left == pytest.approx((3_000_000 - current.done_bytes) / current.bytes_per_s)
-    assert '<meta http-equiv="refresh"' in page(server), "without a script the page still moves"
+    assert '<meta http-equiv="refresh"' in page(server), "without scripts the page must still refresh"
     status = server.client.get("/status", headers={"HX-Request": "true"}).text
     assert re.search(r"Downloading small:Q4_K_M: \d+%, \d+ s left", text_of(status)) and "every 1s" in status
     fake_hub.bytes_per_second, fake_hub.trickles_from = 0, None
@@ -161,7 +161,7 @@ def _kept(file: registry.KnownFile) -> int:
 
 
 class Held:
-    """A transfer that reports progress once for each `go`, and ends at its `last` run."""
+    """A transfer that reports progress once for each `go` and finishes in its run number `last`."""
 
     def __init__(self, last: int) -> None:
         self.runs = 0
@@ -175,7 +175,7 @@ class Held:
         assert self.go.acquire(timeout=60)
         if run < self._last:
             progress("downloading", 1, file.size_bytes)
-            raise AssertionError("it was not stopped")
+            raise AssertionError("the transfer was not stopped")
 
 
 def test_a_resumption_during_the_stop_follows_it(official_file: registry.KnownFile) -> None:
@@ -189,8 +189,8 @@ def test_a_resumption_during_the_stop_follows_it(official_file: registry.KnownFi
     assert not downloads.start(other)
     assert downloads.current is not None and downloads.current.phase == "checking"
     held.go.release()
-    assert held.began.acquire(timeout=60), "it goes on by itself"
-    with downloads._lock:  # the thread runs before its start has been noted
+    assert held.began.acquire(timeout=60), "the stopped transfer must resume"
+    with downloads._lock:  # the lock ensures that the new thread has been recorded
         thread = downloads._thread
     held.go.release()
     assert thread is not None
@@ -294,7 +294,7 @@ def test_one_download_at_a_time(
     fake_hub.trickles_from = 300_000
     server = start(ScriptedEngine()).ready()
     begin(server, official_file)
-    assert begin(server, official_file).status_code == 303, "asked for twice it is still one"
+    assert begin(server, official_file).status_code == 303, "a second request must not start a second download"
     assert begin(server, other).status_code == 409
     assert begin(server, dataclasses.replace(other, name="../../etc")).status_code == 404
     server.wait(lambda: bool(fake_hub.gets))

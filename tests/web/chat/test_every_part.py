@@ -1,4 +1,4 @@
-"""One question to every part of a document: nothing is left out, doubled or cut, and it can be stopped."""
+"""One question to every part of a document: no part is omitted, repeated or cut off, and the run can be stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORDS = 102
 
 
 def counting(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
-    """Answer from the prompt alone: how many records it holds, and which."""
+    """Answer from the prompt alone with the number of records in it and their names."""
     found = RECORD.findall(messages[-1].content)
     return say(f"{len(found)} records: {', '.join(found)}")
 
@@ -81,7 +81,7 @@ def test_records_of_a_book_are_counted_exactly(start: Callable[..., Any]) -> Non
     readings = {each.options.prefix.reading for each in engine.requests}
     assert len(readings) == len(engine.requests)
     ask(server, "And again?", found["id"], every="on")
-    assert {each.options.prefix.reading for each in engine.requests} == readings, "each part is read once"
+    assert {each.options.prefix.reading for each in engine.requests} == readings, "each part is computed only once"
     assert not any(each.options.thinking for each in engine.requests)
 
 
@@ -99,9 +99,9 @@ def test_parts_fit_though_some_pages_have_more_tokens(start: Callable[..., Any])
     ask(server, "How many records are there?", found["id"], every="on")
     most = int(SHARE_OF_CONTEXT * engine.info.context_tokens)
     sizes = [len(tokenize(each.messages[0].content[: each.options.prefix.characters])) for each in engine.requests]
-    assert len(sizes) > 5 and max(sizes) <= min(MAX_PART_TOKENS, most) + 50  # the name of the document
+    assert len(sizes) > 5 and max(sizes) <= min(MAX_PART_TOKENS, most) + 50  # 50 tokens for the document's name
     digits_found = sum(each.messages[0].content.count("7 8") for each in engine.requests)
-    assert digits_found == 60 * 60, "nothing is left out or doubled"
+    assert digits_found == 60 * 60, "no text is omitted or repeated"
 
 
 def test_it_can_be_stopped_and_says_what_it_has(start: Callable[..., Any]) -> None:
@@ -126,7 +126,7 @@ def test_it_can_be_stopped_and_says_what_it_has(start: Callable[..., Any]) -> No
     go_on.set()
     answer = server.finished(asked)
     assert answer.state == "stopped" and "Sum" not in answer.content
-    assert len(engine.requests) <= 5, "no more parts were asked"
+    assert len(engine.requests) <= 5, "no parts are asked after the stop"
 
 
 def test_the_parts_are_asked_again_after_a_crash(start: Callable[..., Any], tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_parts_are_asked_again_after_a_crash(start: Callable[..., Any], tmp_
     again = start(engine, data_dir=tmp_path / "left").ready()
     answer = again.finished(asked)
     assert (answer.state, answer.content) == ("done", whole.content) and "**Sum: 9**" in whole.content
-    assert (trace(again).parts, trace(again).tries) == (len(engine.requests), 1), "a further part is progress"
+    assert (trace(again).parts, trace(again).tries) == (len(engine.requests), 1), "a finished part resets the attempts"
     seeds = {each.params.seed for each in engine.requests}
     assert seeds == {each.params.seed for each in server.shared.engine.default.engine.requests} and None not in seeds
 

@@ -1,4 +1,4 @@
-"""Bad input gets a 4xx at once, in words, without a traceback and without losing what was typed."""
+"""Invalid input gets a 4xx response with an explanation, without a traceback, and without losing the typed text."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_other_content_types(shared: Any, chat_id: str, kind: str) -> None:
 
 
 def test_the_largest_message_passes_and_one_more_character_does_not(shared: Any, chat_id: str) -> None:
-    shared.finished(shared.ask("é" * 174_000, chat_id))  # 1,044,000 bytes of form, just below the body's limit
+    shared.finished(shared.ask("é" * 174_000, chat_id))  # a form of 1,044,000 bytes, just below the limit for a body
     shared.finished(shared.ask("x" * 200_000, chat_id))
     answer = shared.client.post(f"/chats/{chat_id}/messages", data={"text": "x" * 200_001, "key": new_id()})
     assert answer.status_code == 400
     assert "200,001" in answer.text and "200,000" in answer.text
-    assert "x" * 200_001 in answer.text, "the text is kept"
+    assert "x" * 200_001 in answer.text, "the typed text is returned"
 
 
 def test_bodies_are_counted_as_they_come(shared: Any) -> None:

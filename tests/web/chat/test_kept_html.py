@@ -1,4 +1,4 @@
-"""The HTML of stored messages: made once, within its budget, kept, and no page of another chat waits for it."""
+"""Cached HTML of messages: rendered once, within its time budget, and without delaying pages of other chats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MESSAGES = [{"role": "user", "content": "*one*"}, {"role": "assistant", "content
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that were read as Markdown, block by block."""
+    """Record every Markdown block that is rendered."""
     texts: list[str] = []
 
     def count(text: str, *rest: Any) -> str:
@@ -46,10 +46,10 @@ def imported(server: Running, messages: list[dict[str, str]] = MESSAGES) -> str:
 def test_what_is_imported_is_rendered_once(start: Start, made: list[str]) -> None:
     server = start(ScriptedEngine()).ready()
     chat = imported(server)
-    assert made == [], "an import does not wait for it"
+    assert made == [], "an import does not render messages"
     pages = [server.client.get(chat).text for _ in range(3)]
     assert all("<strong>two</strong>" in page and words["not_yet_laid_out"] not in page for page in pages)
-    assert made == ["**two**"], "and questions are shown as typed"
+    assert made == ["**two**"], "questions are shown as typed"
     server.client.post(f"{chat}/settings", data={"raw_user_messages": "off"})
     assert all("<em>one</em>" in server.client.get(chat).text for _ in range(2))
     assert made == ["**two**", "*one*"]
@@ -64,10 +64,10 @@ def test_what_was_edited_is_rendered_once(start: Start, made: list[str]) -> None
     made.clear()
     for _ in range(2):
         server.client.get(url)
-    assert made == [], "what an answer ended with is kept"
+    assert made == [], "the HTML from the end of the stream is cached"
     server.client.post(f"{url}/messages/{asked.message_id}/edit", data={"text": "*mine*"})
     assert all("<em>mine</em>" in server.client.get(url).text for _ in range(2))
-    assert made.count("*mine*") == 1 and len(made) == 2, "with its thoughts"
+    assert made.count("*mine*") == 1 and len(made) == 2, "the reasoning is rendered once, too"
 
 
 def test_an_older_renderer_s_html_is_made_anew_once(
@@ -118,11 +118,11 @@ def test_a_page_waits_for_its_own_chat_only_and_not_for_ever(start: Start, monke
     monkeypatch.setattr(kept_html.KeptHtml, "_made", noted)
     second = threading.Thread(target=lambda: pages.append(server.client.get(chat)))
     second.start()
-    assert wanted.wait(60)  # it meets the work of the first, which is not over yet
+    assert wanted.wait(60)  # the first page's rendering is still running, and this page joins it
     free.set()
     second.join(60)
     assert "<strong>two</strong>" in pages[1].text
-    assert tries == 1, "what its reader did not wait for was kept all the same"
+    assert tries == 1, "rendering that its reader did not wait for is cached too"
 
 
 def test_an_answer_over_its_budget_is_plain_and_stays_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

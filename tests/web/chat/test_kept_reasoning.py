@@ -1,4 +1,5 @@
-"""Earlier thinking is left out of prompts unless a chat keeps it; what it takes is said, and can be dropped."""
+"""Earlier reasoning is left out of prompts unless a chat keeps it; the page shows its size and lets the user drop
+it."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_the_toggle_says_when_instructions_set_it(start: Start) -> None:
         for html in (changed.partition("#thinking-switch")[2], server.client.get(page).text):
             switch = re.search(r'<input type="checkbox"[^>]*role="switch" disabled[^>]*>', html)
             assert switch and ("checked" in switch[0]) == on and "set by system prompt" in html
-    assert 'name="thinking" value="on"' in server.client.get(page).text, "the chat's own choice stays"
+    assert 'name="thinking" value="on"' in server.client.get(page).text, "the chat's own setting stays unchanged"
     fields = {"text": "And?", "key": new_id(), "thinking": "on"}
     assert server.client.post(f"{page}/messages", data=fields, headers=FRAGMENT).status_code == 200
 

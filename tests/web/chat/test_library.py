@@ -1,4 +1,4 @@
-"""Many chats and what is used again: earlier messages, marks, archive, branches, temporary chats, prompts, previews."""
+"""Many chats and reusable items: earlier messages, bookmarks, archive, branches, temporary chats, prompts, previews."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def server(start: Start) -> Any:
 
 
 def imported(server: Any, count: int) -> str:
-    """A chat of so many messages, another one each time. Its id."""
+    """Import a chat of `count` messages, different each time; return its id."""
     messages = [
         {"role": "user" if at % 2 == 0 else "assistant", "content": f"message {at} of {count}"} for at in range(count)
     ]
-    messages[0]["name"] = new_id()  # the same list again would add nothing
+    messages[0]["name"] = new_id()  # a repeated import of the same messages would be ignored
     answer = server.client.post("/import", json={"messages": messages}, headers=FRAGMENT)
     return str(answer.headers["hx-redirect"].removeprefix("/chats/"))
 
 
 def texts(html: str) -> list[int]:
-    """Which messages of an imported chat stand in it, in order."""
+    """Return the numbers of the imported messages on the page, in order."""
     return [int(at) for at in re.findall(r"message (\d+) of \d+", html.partition('id="turns"')[2] or html)]
 
 
@@ -60,7 +60,7 @@ def test_a_page_begins_with_the_newest_messages_and_fetches_what_is_above(server
         page = server.client.get(f"/chats/{chat_id}/earlier?before={before[0]}", headers=FRAGMENT).text
         assert len(texts(page)) <= NEWEST_MESSAGES
         shown = texts(page) + shown
-    assert shown == list(range(count)), "each once, in order"
+    assert shown == list(range(count)), "each message appears once, in order"
     assert texts(server.client.get(f"/chats/{chat_id}?all=on").text) == list(range(count))
 
 
@@ -75,7 +75,7 @@ def test_what_is_shown_anew_begins_where_the_page_does(server: Any) -> None:
         range(20, count)
     )
     found = server.client.get(f"/chats/{chat_id}?at={messages[7].id}").text
-    assert texts(found) == list(range(6, count)), "from the turn that was searched for on"
+    assert texts(found) == list(range(6, count)), "the page starts at the turn that contains the hit"
 
 
 def test_earlier_messages_of_nothing_are_unknown(server: Any) -> None:
@@ -129,7 +129,7 @@ def test_archived_chats_leave_the_list_and_are_found(server: Any) -> None:
     assert put in server.client.get("/search?q=message", headers=FRAGMENT).text
     assert put in server.client.get(f"/chats/{put}").text
     done = server.client.post("/archive", data={"action": "unarchive", f"chat-{put}": "on"})
-    assert done.status_code == 303, "going back must not offer to send the form again"
+    assert done.status_code == 303, "a redirect, so that going back does not offer to resend the form"
     assert "1 chat unarchived." in server.client.get(done.headers["location"]).text
     assert put in server.client.get("/chats", headers=FRAGMENT).text
 
@@ -170,7 +170,7 @@ def test_a_branch_is_a_chat_of_its_own(server: Any) -> None:
     assert not {each.id for each in copied} & {each.id for each in before}
     assert [each.parent_id for each in copied] == [None, *(each.id for each in copied[:3])]
     server.finished(server.ask("and on", branch))
-    assert server.on_loop(lambda: server.shared.store.messages("local", chat_id)) == before, "the old one is as it was"
+    assert server.on_loop(lambda: server.shared.store.messages("local", chat_id)) == before, "the original is unchanged"
     assert any("(branch)" in each.title for each in chats(server))
 
 
@@ -236,7 +236,7 @@ def test_prompts_are_saved_renamed_and_deleted(server: Any) -> None:
     assert [each.name for each in prompts(server)] == ["verse"]
     assert save(name="strict", kind="instructions", text="Answer in <b>one</b> word.").status_code == 303
     page = server.client.get("/").text
-    assert 'data-act="carry" data-text="Answer in &lt;b&gt;one&lt;/b&gt; word."' in page, "for a new chat alone"
+    assert 'data-act="carry" data-text="Answer in &lt;b&gt;one&lt;/b&gt; word."' in page, "only for the new chat"
     chat = server.client.get(f"/chats/{imported(server, 2)}").text
     assert 'name="system_prompt" value="Answer in &lt;b&gt;one&lt;/b&gt; word."' in chat
     assert server.client.post("/prompts/verse/delete").status_code == 303
@@ -248,7 +248,7 @@ def test_prompts_are_saved_renamed_and_deleted(server: Any) -> None:
 def test_a_prompt_needs_a_name_that_can_be_typed(server: Any, name: str) -> None:
     refused = server.client.post("/prompts", data={"name": name, "kind": "message", "text": "long words I typed"})
     assert refused.status_code == 400 and "is not a valid name: use 1 to 32" in refused.text
-    assert "long words I typed" in refused.text, "what was typed stays"
+    assert "long words I typed" in refused.text, "the typed text is returned"
     assert prompts(server) == []
 
 
@@ -297,11 +297,11 @@ def test_previews_are_processes_of_which_each_owner_has_one(server: Any, monkeyp
     monkeypatch.setattr(preview, "preview_html", held)
     with ThreadPoolExecutor(8) as threads:
         posts = [threads.submit(server.client.post, "/preview", data={"text": f"{n}"}) for n in range(6)]
-        server.wait(lambda: sum(post.done() for post in posts) == 1)  # one runs, four wait, one is refused
+        server.wait(lambda: sum(post.done() for post in posts) == 1)  # One runs, four wait and one is refused.
         (refused,) = (post.result() for post in posts if post.done())
         assert refused.status_code == 429 and len(asked) == 1
         chat = threads.submit(server.ask, "beside them")
-        assert chat.result(60).chat_id and len(asked) == 1, "a question needs no thread that a preview holds"
+        assert chat.result(60).chat_id and len(asked) == 1, "a held preview must not block questions"
         for number in range(5):
             server.wait(lambda number=number: len(asked) == number + 1)
             server.on_loop(gates[asked[-1]].set)
@@ -309,7 +309,8 @@ def test_previews_are_processes_of_which_each_owner_has_one(server: Any, monkeyp
 
 
 def test_a_preview_that_costs_too_much_says_so(server: Any) -> None:
-    many = "".join(f"<b id=x{number}>" for number in range(20_000))  # each is open at once: time in their square
+    # all elements stay open, which takes quadratic time
+    many = "".join(f"<b id=x{number}>" for number in range(20_000))
     answer = server.client.post("/preview", data={"text": many})
     assert answer.status_code == 413 and words["error_preview"] in answer.text
     assert answer.headers["content-security-policy"].startswith("sandbox")
@@ -321,7 +322,7 @@ def test_what_was_found_is_marked_where_it_stands(server: Any) -> None:
     server.client.post("/import", json={"messages": messages}, headers=FRAGMENT)
     html = server.client.get("/search?q=needle", headers=FRAGMENT).text
     assert ":~:text=needle" in html and "<mark>needle</mark>" in html
-    assert "**" not in html and "`" not in html, "read, not laid out"
+    assert "**" not in html and "`" not in html, "the link preview shows plain text without Markdown marks"
 
 
 def test_lists_of_chats_read_what_they_show(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +335,7 @@ def test_lists_of_chats_read_what_they_show(server: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(store_module, "chat_of", lambda row: (read.append(1), plain(row))[1])
 
     def listed(address: str, **headers: str) -> tuple[int, int]:
-        """How many chats are shown, and how many were read for that."""
+        """Return the number of chats on the page and the number read from the store."""
         read.clear()
         html = server.client.get(address, headers=headers).text
         return len(re.findall(r'href="/chats/[0-9a-f-]{36}"', html)), len(read)
@@ -343,7 +344,7 @@ def test_lists_of_chats_read_what_they_show(server: Any, monkeypatch: pytest.Mon
     assert 'hx-get="/chats?count=200&amp;current="' in server.client.get("/").text
     assert listed("/chats?count=200", **FRAGMENT) == (200, 200)
     assert listed("/chats?count=99999999", **FRAGMENT) == (450, 450)
-    # The sidebar beside the table shows 100.
+    # The sidebar beside the table adds 100 chats.
     pages = [listed(f"/archive?page={page}") for page in (0, 1, 2, 3)]
     assert pages == [(300, 300), (300, 300), (150, 150), (100, 100)]
     assert "page=2" in server.client.get("/archive?page=1").text

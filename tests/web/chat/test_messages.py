@@ -1,4 +1,5 @@
-"""Versions, editing, writing on, summaries: a chat is a tree, and nothing in it is lost."""
+"""Message operations: versions, editing, continuing and summaries. A chat is a tree, and no operation loses a
+message."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
 
 
 def counting() -> Callable[[Sequence[Message], bool], Iterator[Event]]:
-    """Each answer names its number and the last thing it read."""
+    """Each answer contains its number and the newest message of its prompt."""
     number = 0
 
     def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
@@ -37,7 +38,7 @@ def server(start: Start) -> Any:
 
 
 def press(server: Any, asked: Any, verb: str, **fields: str) -> Any:
-    """Do something with a message, as htmx would."""
+    """Send a message's action as htmx does."""
     url = f"/chats/{asked.chat_id}/messages/{asked.message_id}/{verb}"
     answer = server.client.post(url, data={"key": new_id()} | fields, headers=FRAGMENT)
     assert answer.status_code == 200, answer.text
@@ -45,14 +46,14 @@ def press(server: Any, asked: Any, verb: str, **fields: str) -> Any:
 
 
 def act(server: Any, asked: Any, verb: str, **fields: str) -> Any:
-    """The same, and wait until it is done."""
+    """Send a message's action and wait until no answer is running."""
     answer = press(server, asked, verb, **fields)
     server.wait(lambda: server.chat.turns.unfinished == 0)
     return answer
 
 
 def shown(server: Any, chat_id: str) -> list[str]:
-    """The texts on the page, in order."""
+    """Return the texts on the page, in order."""
     page = server.client.get(f"/chats/{chat_id}").text
     bubbles = r'<div class="bubble" dir="auto" hx-ignore>(.*?)</div>|-answer-closed">(?:<p>(.*?)</p>)?'
     return [
@@ -69,7 +70,7 @@ def test_another_answer_stands_beside_the_first(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
     engine = server.shared.engine.engine
-    engine.gate.clear()  # or the answer may be there before the fragment is
+    engine.gate.clear()  # Otherwise the answer might end before the fragment is rendered.
     fragment = press(server, asked, "regenerate").text
     assert fragment.count("<article") == 2 and 'hx-sse:connect="/generations/' in fragment
     engine.gate.set()
@@ -81,7 +82,7 @@ def test_another_answer_stands_beside_the_first(server: Any) -> None:
     server.finished(server.ask("two", asked.chat_id))
     assert shown(server, asked.chat_id) == ["one", "answer 1 to one", "two", "answer 3 to two"]
     read = [message.content for message in server.shared.engine.engine.requests[-1].messages]
-    assert read == ["one", "answer 1 to one", "two"], "the model reads the branch that is shown"
+    assert read == ["one", "answer 1 to one", "two"], "the prompt follows the branch on the page"
 
 
 def test_an_edited_question_is_another_branch_and_both_remember_where_they_were(server: Any) -> None:
@@ -209,17 +210,17 @@ def test_a_summary_stands_for_what_is_above_until_it_is_taken_out(server: Any) -
     assert asked.messages[-1].content == SUMMARY_REQUEST and asked.options.tool_choice == "none"
     asked_thinking, asked_tools = asked.options.thinking, asked.options.tools
     same = (before.options.thinking, before.options.tools)
-    assert (asked_thinking, asked_tools) == same, "so that what was read of the chat serves"
+    assert (asked_thinking, asked_tools) == same, "equal options let the summary reuse the cached prompt"
     assert asked_tools and asked.params.thinking_budget == 0
     summary = server.last(first.chat_id)
     server.finished(server.ask("two", first.chat_id))
     read = [(message.role, message.content) for message in engine.requests[-1].messages]
     assert read == [("system", f"{SUMMARY_HEADING}\nanswer 2 to {SUMMARY_REQUEST}"), ("user", "two")]
-    assert len(shown(server, first.chat_id)) == 5, "the page keeps it all"
+    assert len(shown(server, first.chat_id)) == 5, "the page still shows all messages"
     again = server.client.post(
         f"/chats/{first.chat_id}/messages/{summary.message_id}/regenerate", data={"key": new_id()}
     )
-    assert again.status_code == 404, "a summary is not an answer"
+    assert again.status_code == 404, "a summary cannot be regenerated like an answer"
     act(server, summary, "unsummarize")
     assert shown(server, first.chat_id) == ["one", "answer 1 to one", "two", "answer 3 to two"]
     server.finished(server.ask("three", first.chat_id))

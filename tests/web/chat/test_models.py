@@ -1,4 +1,4 @@
-"""The page about models: what it says, and taking another model."""
+"""The models page: its contents, and switching models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_switching_keeps_the_chats(start: Start, folder: Path) -> None:
     server.finished(asked)
     shown = page(server)
     assert re.search(r"one-Q4_K_M Q4_K_M, 19 bytes \S*one-Q4_K_M.gguf In use", text_of(shown))
-    assert shown.count('action="/models/switch"') == 2, "the other file and the demo"
+    assert shown.count('action="/models/switch"') == 2, "one button for the other file and one for the demo model"
     key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Load two-Q8_0"', shown)
     assert key is not None
 
@@ -53,7 +53,7 @@ def test_switching_keeps_the_chats(start: Start, folder: Path) -> None:
     assert answer.headers["location"] == "/models"
     server.ready()
 
-    assert order == ["load one-Q4_K_M.gguf", "close one-Q4_K_M", "load two-Q8_0.gguf"], "never two in memory"
+    assert order == ["load one-Q4_K_M.gguf", "close one-Q4_K_M", "load two-Q8_0.gguf"], "never two models in memory"
     assert re.search(r"two-Q8_0.gguf In use", text_of(page(server)))
     assert "Hello" in server.client.get(f"/chats/{asked.chat_id}").text
     again = server.ask("More", asked.chat_id)
@@ -115,7 +115,7 @@ def test_an_answer_under_way_goes_on_to_its_end(start: Start, own_home: Path) ->
     later = server.ask("And now?")
     engine.gate.set()
     assert server.finished(asked).state == "done" and server.stored(asked).content.split() == ["word"] * 3
-    assert server.finished(later).state == "done" and len(engine.requests) == 1, "the new one answered it"
+    assert server.finished(later).state == "done" and len(engine.requests) == 1, "the new model answers it"
 
 
 def test_a_file_of_another_kind_is_refused_with_a_sentence(start: Start, folder: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_file_of_another_kind_is_refused_with_a_sentence(start: Start, folder:
     assert key is not None
     answer = server.client.post("/models/switch", data={"model": key[1]}, headers={"HX-Request": "true"})
     assert answer.status_code == 400 and "Cannot use two-Q8_0: it is a 'llama', not a smollm3" in unescape(answer.text)
-    assert server.finished(server.ask("Hello")).state == "done", "the one that was there still is"
+    assert server.finished(server.ask("Hello")).state == "done", "the previous model stays in use"
 
 
 def test_while_it_loads_the_page_says_so(start: Start, own_home: Path) -> None:
@@ -148,7 +148,7 @@ def test_while_it_loads_the_page_says_so(start: Start, own_home: Path) -> None:
     server.ready()
     assert 'id="models-poll"' not in page(server)
     told = server.client.get("/status", headers={"HX-Request": "true"}).text
-    assert name in told and 'hx-post="/estimate"' in told, "the header names the model that came, and counts by it"
+    assert name in told and 'hx-post="/estimate"' in told, "the header shows the new model and uses it to count tokens"
 
 
 def test_a_model_that_is_loaded_while_the_page_is_made_is_not_waited_for(
@@ -171,7 +171,7 @@ def test_a_model_that_is_loaded_while_the_page_is_made_is_not_waited_for(
     assert "Loading" not in text_of(shown) and 'id="models-poll"' not in shown
 
 
-# What it says of the model
+# The description of the model
 
 
 def facts(layers: int = 36, nope: tuple[int, ...] = ()) -> ModelFacts:

@@ -1,4 +1,5 @@
-"""Exports of other programs come in with every message, branch, date and model; what is left out is counted."""
+"""Imports from other programs: every message, branch, date and model is imported, and everything left out is
+counted."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def told(program: str, count: int) -> list[ToldChat]:
     chats = [random_chat(dice, number, versions_only=program == "lm studio") for number in range(count)]
     for chat in chats:
         for each in chat.messages:
-            # What a program does not store cannot arrive.
+            # Remove fields that the program's export does not contain.
             if program.startswith("claude"):
                 each.model = ""
             if program == "lm studio":
@@ -54,7 +55,7 @@ def compare(chat: ToldChat, arrived: ImportedChat, program: str) -> None:
     stored, messages = arrived
     assert stored.title == chat.title
     by_text = {message.content: message for message in messages}
-    assert len(by_text) == len(messages) == len(chat.messages), "each message once"
+    assert len(by_text) == len(messages) == len(chat.messages), "each message is imported once"
     position = {message.id: at for at, message in enumerate(messages)}
     for each in chat.messages:
         message = by_text[each.content]
@@ -64,13 +65,13 @@ def compare(chat: ToldChat, arrived: ImportedChat, program: str) -> None:
         assert message.created_ms == round((BEGAN + each.second) * 1000)
         assert message.model == each.model
         assert [(file.name, file.text) for file in message.attachments] == each.files
-        assert above is None or position[above] < position[message.id], "parents first"
+        assert above is None or position[above] < position[message.id], "parents come before their replies"
     for at, _ in enumerate([None, *chat.messages]):
         versions = [chat.messages[child].content for child in chat.children(at - 1 if at else None)]
         places = [position[by_text[text].id] for text in versions]
-        assert places == sorted(places), "versions in their order"
+        assert places == sorted(places), "versions keep their order"
     shown = [shown.message.content for shown in shown_path(messages, stored.chosen_root)]
-    if program != "librechat":  # it does not store which version was shown
+    if program != "librechat":  # LibreChat does not store which version was shown
         assert shown == [chat.messages[at].content for at in chat.line()]
     assert stored.created_ms // 1000 - BEGAN < 100 and stored.updated_ms >= stored.created_ms
 
@@ -85,7 +86,7 @@ def test_every_message_branch_date_and_model_arrives(program: str) -> None:
         compare(chat, arrived[chat.title], program)
     expected = sum((chat.left_out for chat in chats), Counter[str]())
     assert +found.left_out == +expected
-    assert expected["pictures"] and expected["tool_calls"], "the chats hold both"
+    assert expected["pictures"] and expected["tool_calls"], "the test chats contain images and tool calls"
 
 
 def test_system_prompts_come_along() -> None:
@@ -118,7 +119,7 @@ def test_content_parts_of_openai_messages() -> None:
     assert found.chats[0][1][0].content == "Look:" and +found.left_out == Counter(pictures=1)
 
 
-# ---- what cannot be read
+# ---- unreadable input
 
 
 def chatgpt_of(mapping: Any) -> bytes:
@@ -217,7 +218,7 @@ def test_one_unreadable_chat_does_not_lose_the_others() -> None:
     assert len(found.chats) == 3 and found.left_out["chats"] == 1
 
 
-# ---- twice
+# ---- repeated imports
 
 
 def messages_of(chats: list[ToldChat]) -> tuple[list[ImportedChat], dict[str, ImportedBefore]]:
@@ -241,7 +242,7 @@ def test_the_same_file_adds_nothing_and_a_newer_one_what_is_new() -> None:
     below = next(message for message in brought if message.content == chat.messages[chat.current].content)
     assert (question.content, question.parent_id, answer.parent_id) == ("later", below.id, question.id)
     assert question.chat_id == answer.chat_id == first.id
-    # A message deleted since does not return; what follows it moves up.
+    # A message deleted in the meantime is not restored; its replies attach to the message above it.
     gone = {**before[first.source].messages, below.source: None}
     question, _ = new_messages(newer, ImportedBefore(first.id, gone))
     assert question.parent_id == below.parent_id
@@ -274,7 +275,7 @@ def test_a_server_imports_once_and_then_only_what_is_new(server: Any) -> None:
     before = dict(stored(server))
     assert send(server, body).json()["report"].startswith("Chats imported: 0. Already here: 12.")
     assert dict(stored(server)) == before
-    # Work goes on in both programs; an answer is edited here.
+    # The chat continues in both programs, and an answer is edited here.
     chat_id = report["chats"][0]
     first = before[chat_id]
     edited = next(message for message in first if message.role == "assistant")
@@ -288,7 +289,7 @@ def test_a_server_imports_once_and_then_only_what_is_new(server: Any) -> None:
     texts = [message.content for message in now]
     assert "mine" in texts and "asked here" in texts and texts.count("asked there") == 1
     here, there = (next(each for each in now if each.content == f"asked {where}") for where in ("here", "there"))
-    assert here.parent_id == there.parent_id, "two versions of what follows"
+    assert here.parent_id == there.parent_id, "the two continuations become versions"
 
 
 def test_the_page_hears_what_was_left_out_and_one_chat_is_opened(server: Any) -> None:

@@ -1,4 +1,4 @@
-"""Small things a page offers: from question to question, a model by a part of its name, questions as Markdown."""
+"""Small page features: jumping between questions, finding a model by part of its name, and questions as Markdown."""
 
 from __future__ import annotations
 

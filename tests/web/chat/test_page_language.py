@@ -1,4 +1,4 @@
-"""Pages, what is patched into them and their errors speak the reader's language; programs are spoken to in English."""
+"""Pages, their updates and error messages use the reader's language; API responses are always in English."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CODE = "```html\n<b>x</b>\n```\n"
 
 
 def spoken(page: str) -> set[str]:
-    """The languages whose own labels stand in it."""
+    """Return the languages whose labels appear on the page."""
     return {code for code in LANGUAGES if f">{table(code)['new_chat']}<" in page or table(code)["skip"] in page}
 
 

@@ -1,4 +1,4 @@
-"""What the pages hold: working forms without a script, honest words, and nothing from elsewhere."""
+"""Page contents: forms that work without scripts, accurate texts, and no resources from other origins."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
 
-MAX_OWN_SCRIPT_BYTES = 23_000  # compressed
+MAX_OWN_SCRIPT_BYTES = 23_000  # after compression
 TEMPLATES = sorted(TEMPLATE_DIRECTORY.glob("*.html"))
 OWN_SCRIPTS = sorted(STATIC_DIRECTORY.glob("*.js"))
 
 
 class Forms(HTMLParser):
-    """The forms of a page as a browser without scripts would fill them."""
+    """Parse the forms of a page as a browser without scripts would submit them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -65,8 +65,8 @@ def test_a_whole_conversation_without_a_script(start: Start) -> None:
     assert server.client.post(form["action"], data=form["fields"] | {"text": "More"}).headers["location"] == chat
     server.finished(server.last(asked.chat_id))
     page = server.client.get(chat).text
-    assert page.count('<article class="turn') == 4 + 1, "and the template of one that waits"
-    assert "thinking" not in Forms(page).find("/messages")["fields"], "the toggle stays where it was left"
+    assert page.count('<article class="turn') == 4 + 1, "four turns and the template for a queued message"
+    assert "thinking" not in Forms(page).find("/messages")["fields"], "the thinking toggle keeps its setting"
     for name in ("rename", "delete"):
         form = Forms(page).find({"rename": "/title", "delete": "/delete"}[name])
         answer = server.client.post(form["action"], data=form["fields"] | {"title": "A <new> name"})
@@ -179,7 +179,8 @@ def test_pages_load_nothing_from_elsewhere(shared: Any) -> None:
 
 def test_the_first_page_is_small(shared: Any) -> None:
     page = shared.client.get("/").text
-    files = re.findall(r' (?:src|href)="(/static/[^"#]*)"', page)  # KaTeX comes only where there is a formula
+    # KaTeX is loaded only on pages with formulas, so it does not appear here
+    files = re.findall(r' (?:src|href)="(/static/[^"#]*)"', page)
     size = len(gzip.compress(page.encode()))
     for address in files:
         with shared.client.stream("GET", address, headers={"Accept-Encoding": "gzip"}) as answer:
@@ -223,9 +224,9 @@ def test_assets_are_named_by_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_templates_hold_no_script_and_no_trap_of_htmx(path: Path) -> None:
     text = path.read_text()
-    assert not re.search(r"\son\w+\s*=", text), "inline handler"
+    assert not re.search(r"\son\w+\s*=", text), "inline event handler"
     assert "hx-on" not in text and "js:" not in text and "javascript:" not in text and "style=" not in text
-    assert "hx-disable" not in text, "that is no protection in htmx 4"
+    assert "hx-disable" not in text, "hx-disable gives no protection in htmx 4"
     assert "|safe" not in text.replace(" ", "") and "autoescape" not in text
     for tag in re.findall(r"<script[^>]*>", text):
         assert 'nonce="{{ nonce }}"' in tag and "src=" in tag
@@ -239,7 +240,7 @@ def test_templates_hold_no_script_and_no_trap_of_htmx(path: Path) -> None:
 def test_own_scripts_are_few_and_say_why() -> None:
     assert sum(len(gzip.compress(path.read_bytes())) for path in OWN_SCRIPTS) < MAX_OWN_SCRIPT_BYTES
     for path in OWN_SCRIPTS:
-        assert path.read_text().startswith("// "), "each says what htmx cannot do for it"
+        assert path.read_text().startswith("// "), "each script begins with a comment that says why htmx is not enough"
         assert not re.search(
             r"\beval\b|new Function|innerHTML\s*=|insertAdjacentHTML|document\.write", path.read_text()
         )

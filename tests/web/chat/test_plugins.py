@@ -1,4 +1,4 @@
-"""Plugins behind the server: what they give is used, and a hostile one leaves everything else as it was."""
+"""Plugins on the server: their features work, and a hostile plugin leaves everything else unaffected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOSTILE = ("raises", "hangs", "spins", "prints", "floods", "leaves", "unloadable
 
 @pytest.fixture
 def serving(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """A server with plugins, each on or off by the time it is given."""
+    """Return a function that starts a server with plugins and waits until each has loaded or failed."""
     install(tmp_path, monkeypatch)
     begun = []
 
@@ -52,7 +52,7 @@ def used(server: Any, name: str, **arguments: str) -> Outcome:
 
 
 def answers(server: Any) -> bool:
-    """Whether pages, chats and programs are answered."""
+    """Return whether pages, chats and the API respond."""
     chat = server.finished(server.ask("Hello"))
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     return (
@@ -63,7 +63,7 @@ def answers(server: Any) -> bool:
 
 
 def test_hostile_plugins_leave_the_server_answering(serving: Callable[..., Any]) -> None:
-    """One that raises, hangs, loops, prints, prints without end, leaves, or does not load."""
+    """Use plugins that raise, hang, loop, print without end, exit, or fail to load."""
     server = serving(*HOSTILE)
     assert answers(server)
     for name in ("raises", "hangs", "spins", "floods", "leaves"):
@@ -118,7 +118,8 @@ def test_a_command_of_a_plugin_is_in_the_palette_and_runs(serving: Callable[...,
     server = serving("kind", "raises")
     page = server.client.get("/").text
     assert 'id="command-shout"' in page and 'hx-post="/plugins/kind/commands/shout"' in page
-    assert page.count('id="command-help"') == 1 and "/plugins/kind/commands/help" not in page  # ours stays ours
+    # a plugin cannot replace a built-in command
+    assert page.count('id="command-help"') == 1 and "/plugins/kind/commands/help" not in page
     said = server.client.post("/plugins/kind/commands/shout", data={"argument": "<b>é"}, headers=FRAGMENT)
     assert said.status_code == 200 and "&lt;B&gt;É" in said.text and "toast" in said.text
     failed = server.client.post("/plugins/raises/commands/explode", headers=FRAGMENT)

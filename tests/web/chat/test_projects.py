@@ -1,4 +1,4 @@
-"""Projects and memory, as pages show them and prompts contain them."""
+"""Projects and memory on the pages and in prompts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_projects_documents_and_instructions_are_one_prefix_of_its_chats(start
     server = start(engine).ready()
     project = created(server.client, " Birds\u202e of  prey ")
     page = f"/projects/{project}"
-    assert "Birds of prey" in server.client.get("/").text, "the sidebar lists it"
+    assert "Birds of prey" in server.client.get("/").text, "the sidebar lists the project"
     server.client.post("/settings", data={"system_prompt": "Be brief.", "temperature": "0.9", "min_p": "0.1"})
     assert (
         server.client.post(f"{page}/settings", data={"temperature": "0.3", "system_prompt": "No."}).status_code == 303
@@ -69,7 +69,7 @@ def test_a_projects_documents_and_instructions_are_one_prefix_of_its_chats(start
     other = upload(server, "b.txt", b"Storks nest on chimneys.")
     ask(server, "Who nests?", other["id"], project=project)
     request = engine.requests[-1]
-    assert request.options.prefix == prefix, "a document of the question is no part of the project"
+    assert request.options.prefix == prefix, "a document attached to a question is not part of the project"
     assert request.messages[0].content.endswith(f"--- end of b.txt ---\n\nWho nests?\n\n{QUOTE_FIRST}")
     server.client.post(page, data={"instructions": "Answer as a poet."})
     ask(server, "Who rhymes?", project=project)
@@ -271,7 +271,7 @@ def test_a_member_reads_nothing_again(start: Start, tmp_path: Path) -> None:
         server.wait(lambda: not last().active)
         return int(last().numbers.prompt_tokens - last().numbers.cached_tokens)
 
-    owners = [f"key:{key.id}" for key in book.all()]  # by name
+    owners = [f"key:{key.id}" for key in book.all()]  # in order of the users' names
     assert read(ann, "What is this?") > 600
     assert read(bob, "What is that?") <= GOAL
     bob.post("/memory", data={"text": "I count herons."})

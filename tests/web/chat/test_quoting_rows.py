@@ -1,4 +1,4 @@
-"""Rows that teach to quote first: their quotations stand in the prompt, and the constraint permits every token."""
+"""Training rows for quoting first: quotations occur in the prompt, and the grammar permits every token."""
 
 from __future__ import annotations
 

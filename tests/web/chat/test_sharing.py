@@ -1,4 +1,4 @@
-"""Links to a chat, ratings, deleting one message, and another version with other settings."""
+"""Share links, ratings, deleting one message, and regenerating with other settings."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_a_link_shows_the_chat_as_it_was_then(server: Any) -> None:
     assert answer.status_code == 200 and answer.headers["x-robots-tag"] == "noindex"
     assert "What &lt;is&gt; it?" in answer.text and "<strong>x</strong>" in answer.text
     assert "A later question" not in answer.text and "a thought" not in answer.text
-    assert "<form" not in answer.text and "hx-post" not in answer.text, "read only"
+    assert "<form" not in answer.text and "hx-post" not in answer.text, "the shared page is read-only"
     secret = address.rpartition("/")[2]
-    assert secret not in server.client.get(f"/chats/{asked.chat_id}/share").text, "shown once"
+    assert secret not in server.client.get(f"/chats/{asked.chat_id}/share").text, "the link is shown only once"
 
 
 def test_a_link_ends_when_it_is_revoked_expires_or_its_chat_is_deleted(
@@ -61,7 +61,7 @@ def test_a_link_ends_when_it_is_revoked_expires_or_its_chat_is_deleted(
     page = server.client.get(f"/chats/{asked.chat_id}/share").text
     revoke = re.findall(r'action="(/chats/[^"]*/share/[0-9a-f]{64}/delete)"', page)
     assert len(revoke) == 3
-    for each in revoke[:1]:  # the newest
+    for each in revoke[:1]:  # the newest link
         assert server.client.post(each).status_code == 303
     assert [server.client.get(each).status_code for each in (first, second, third)] == [200, 200, 404]
     now = time.time_ns()
@@ -100,9 +100,9 @@ def test_one_message_is_deleted_with_what_follows_and_comes_back(server: Any) ->
     server.wait(lambda: server.chat.turns.unfinished == 0)
     version = stored(server, first.chat_id)[-1]
     server.client.post(f"{url}/{version.id}/delete")
-    assert [each.id for each in stored(server, first.chat_id)] == [each.id for each in before], "one version alone"
+    assert [each.id for each in stored(server, first.chat_id)] == [each.id for each in before], "deletes one version"
     shown = server.client.get(f"/chats/{first.chat_id}").text
-    assert before[3].content.split(" **")[0] in shown, "the other version and what follows it"
+    assert before[3].content.split(" **")[0] in shown, "the other version and its continuation stay"
     server.finished(server.ask("three", first.chat_id))
 
 
@@ -137,7 +137,7 @@ def test_ratings_decide_what_a_dataset_prefers(server: Any, tmp_path: Path) -> N
     def chosen(chat: WholeChat) -> list[str]:
         return [pair["chosen"][0]["content"].rpartition("\n")[2] for pair in preferences(chat)]
 
-    assert chosen(rated(0, 0)) == [second.content], "the one that is shown"
+    assert chosen(rated(0, 0)) == [second.content], "only the rating of the shown answer counts"
     assert chosen(rated(1, 0)) == [first.content]
     assert chosen(rated(0, -1)) == [first.content]
     assert chosen(rated(-1, -1)) == []
@@ -156,7 +156,7 @@ def test_another_version_with_another_temperature(server: Any) -> None:
     assert engine.requests[-1].params.temperature == 0.25
     server.client.post(f"{url}/regenerate", data={"key": new_id()})
     server.wait(lambda: server.chat.turns.unfinished == 0)
-    assert engine.requests[-1].params.temperature != 0.25, "for that version alone"
+    assert engine.requests[-1].params.temperature != 0.25, "the settings apply only to that version"
     bad = server.client.post(f"{url}/regenerate", data={"key": new_id(), "temperature": "hot"})
     assert bad.status_code == 400 and "Temperature" in bad.text
     assert len(stored(server, asked.chat_id)) == 4

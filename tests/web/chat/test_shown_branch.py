@@ -1,4 +1,4 @@
-"""What is written on a page continues the branch that the page shows, also one that is not the chosen one."""
+"""Messages continue the branch that the page shows, even if another branch is stored as chosen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAST = re.compile(r'<input type="hidden" name="last" value="([^"]*)">')
 
 
 class Tab:
-    """A page of a chat, with scripts (htmx swaps what comes back) or without (each form loads the page anew)."""
+    """A page of a chat, with scripts (htmx swaps the response) or without (each form reloads the page)."""
 
     def __init__(self, server: Running, chat_id: str, *, scripts: bool) -> None:
         self.server, self.chat_id, self.scripts = server, chat_id, scripts
@@ -42,12 +42,12 @@ class Tab:
         self.last = next(iter(LAST.findall(page.text.split('id="composer"')[1])), "")
 
     def follow(self) -> None:
-        """What a page does when the feed says that another tab changed the chat."""
+        """Refresh the page as its script does after the feed reports a change from another tab."""
         if self.scripts:
             self.take(self._fragment("GET", "turns", {}), appended=False)
 
     def post(self, path: str, fields: dict[str, str], *, appended: bool = False) -> int:
-        """Send a form, and show what comes back. Returns the status, 409 where it was refused."""
+        """Send a form and show the response. Return the status, which is 409 if the form was refused."""
         fields = {"key": new_id()} | fields
         if self.scripts:
             response = self._fragment("POST", path, fields)
@@ -72,7 +72,7 @@ class Tab:
 
 
 class Walk:
-    """Two tabs on one chat, which do what people do, and the stored tree beside them."""
+    """Two tabs that perform random operations on one chat, and the stored tree to compare with."""
 
     def __init__(self, server: Running, engine: ScriptedEngine, seed: int) -> None:
         self.server, self.engine = server, engine
@@ -112,11 +112,12 @@ class Walk:
             return
         self.rest()
         there = {each.id for each in self.tree()}
-        if [id for id in tab.shown if id in there] != self.chosen():  # a summary taken out meanwhile goes by the feed
+        # The other tab may have deleted a summary; the feed reports that.
+        if [id for id in tab.shown if id in there] != self.chosen():
             self.differences.append(f"{name}: the page shows {tab.shown}, the store's branch is {self.chosen()}")
 
     def rest(self) -> None:
-        """Wait until the answer is written."""
+        """Wait until no answer is being written."""
         for message in self.tree():
             if message.active:
                 self.server.wait(lambda: not any(each.active for each in self.tree()))
@@ -125,7 +126,7 @@ class Walk:
         return f"word{next(self.numbers)} {self.chance.choice(('alpha', 'beta', 'gamma'))}"
 
     def pick(self, tab: Tab, role: str, kind: str = "turn") -> Any | None:
-        """A message that the tab shows, if there is one by now."""
+        """Return a random message of that kind that the tab shows, or None."""
         there = {each.id: each for each in self.tree()}
         fit = [there[id] for id in tab.shown if id in there and (there[id].role, there[id].kind) == (role, kind)]
         return self.chance.choice(fit) if fit else None
@@ -140,7 +141,7 @@ class Walk:
             self.rest()
             read = [message.content for message in self.engine.requests[-1].messages if message.role == "user"]
             there = {each.id: each for each in self.tree()}
-            before = [id for id in before if id in there]  # the other tab may have taken out a summary
+            before = [id for id in before if id in there]  # The other tab may have deleted a summary.
             cut = max((at for at, id in enumerate(before) if there[id].kind == "summary"), default=0)
             wanted = [there[id].content for id in before[cut:] if there[id].role == "user"] + [text]
             if line[:-2] != before or read != wanted:
@@ -182,7 +183,7 @@ class Walk:
         return message and tab.post(f"messages/{message.id}/unsummarize", {})
 
     def hit(self, tab: Tab) -> None:
-        """Open a search's hit, whichever branch it is in; the page says nothing to the store."""
+        """Open a search hit in whatever branch it is; this only changes the page, not the store."""
         hits = self.server.client.get("/search", params={"q": self.chance.choice(("alpha", "beta", "gamma"))}).text
         found = [at for chat, at in re.findall(r"/chats/([0-9a-f-]{36})\?at=([0-9a-f-]{36})", html.unescape(hits))]
         if found:
@@ -218,7 +219,7 @@ def test_a_random_walk_finds_page_and_store_equal(tmp_path: Path) -> None:
 
 @pytest.fixture
 def branches(shared: Running) -> tuple[Running, str, list[str], list[str]]:
-    """A chat with two branches: the server, the chat, the older branch and the chosen one."""
+    """Return the server, a chat with two branches, and the messages of the older and of the chosen branch."""
     first = shared.ask("first question")
     shared.finished(first)
     second = shared.ask("older way", first.chat_id)
@@ -260,7 +261,8 @@ def test_a_question_after_a_message_that_others_follow_is_refused(
     )
     assert response.status_code == 409 and "another tab" in response.text and "what I wrote" in response.text
     assert stale.post("summarize", {}) == 409
-    assert stale.post("messages", {"text": "x", "last": new_id()}) == 409  # the header says what is shown
+    # without a form field, the header names the last message shown
+    assert stale.post("messages", {"text": "x", "last": new_id()}) == 409
     assert server.client.post(f"/chats/{chat_id}/messages", data={"text": "x", "last": "'"}).status_code == 400
     contents = [each.content for each in server.on_loop(lambda: messages(server, chat_id)) if each.role == "user"]
     assert contents[-1] == "meanwhile"
@@ -277,7 +279,7 @@ def test_a_page_of_an_empty_chat_adds_nothing_to_a_full_one(
     assert empty.post("messages", {"text": "the first one"}, appended=True) == 200
     server.finished(server.last(chat_id))
     stale = Tab(server, chat_id, scripts=True)
-    stale.shown = newer  # emptied since
+    stale.shown = newer  # the chat has been cleared since
     assert stale.post("messages", {"text": "after what is gone"}) == 409
 
 
@@ -325,7 +327,8 @@ def test_a_tools_form_that_was_open_for_long_undoes_nothing(shared: Running) -> 
     names = re.findall(r'name="tool-([\w.-]+)"', shared.client.get(address).text)
     assert len(names) > 2
     shared.client.post(address, data={"was": "", f"tool-{names[0]}": "on"})
-    shared.client.post(address, data={"was": "", f"tool-{names[1]}": "on"})  # shown before the first was switched on
+    # this form was rendered before the first tool was enabled
+    shared.client.post(address, data={"was": "", f"tool-{names[1]}": "on"})
     stored = shared.on_loop(lambda: shared.shared.store.chat("local", chat_id)).settings["tools"]
     assert stored.split() == sorted(names[:2], key=names.index)
     shared.client.post(address, data={"was": names[0]})

@@ -1,4 +1,4 @@
-"""What of a chat's history the model reads."""
+"""The part of a chat's history that the prompt contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat's name by the model: only where that is set, only once, never over a person's."""
+"""Generated chat titles: only if enabled, only once, and never over a title that the user has set."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_model_names_a_new_chat_once_and_quietly(start: Start) -> None:
     (request,) = asked_for(engine)
     options = request.options
     assert options.priority == "background" and request.params.thinking_budget == 0
-    assert options.tools == engine.requests[0].options.tools, "the chat's prompt, read already"
+    assert options.tools == engine.requests[0].options.tools, "equal tools let the title reuse the chat's cached prompt"
     assert options.tool_choice == "none"
     server.finished(server.ask("And dogs?", asked.chat_id))
     server.wait(lambda: not server.chat.turns.unfinished)
@@ -68,7 +68,8 @@ def test_a_name_that_a_person_gave_stays(start: Start) -> None:
     server.finished(asked)
     other = server.ask("And about dogs?")
     server.finished(other)
-    server.wait(lambda: name_of(server, other.chat_id) == "A Chat About Cats")  # the first one had its turn before
+    # titles are generated in order, so the first chat's turn has passed
+    server.wait(lambda: name_of(server, other.chat_id) == "A Chat About Cats")
     assert name_of(server, asked.chat_id) == "Mine"
 
 
@@ -95,7 +96,7 @@ def test_only_a_title_counts(said: str, title: str) -> None:
 
 
 class Stoppable:
-    """Counts the stops of a generation that does not end by itself."""
+    """Count the stops of a generation that never ends unless stopped."""
 
     def __init__(self) -> None:
         self.stops = 0

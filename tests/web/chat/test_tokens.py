@@ -1,4 +1,4 @@
-"""The tokens of an answer on the demo model: alternatives, versions that go on from one, and receipts of the page."""
+"""Tokens of an answer on the demo model: alternatives, versions that branch at a token, and receipts on the page."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_version_goes_on_from_a_token_and_reads_little_again(served: Any, engi
         assert stored.parent_id == first.parent_id and stored.id != first.id
         after = engine.stats()
         read = after.prompt_tokens_total - before.prompt_tokens_total + at
-        assert read - (after.cached_tokens_total - before.cached_tokens_total) <= 128, "the rest was in the cache"
+        assert read - (after.cached_tokens_total - before.cached_tokens_total) <= 128, "the rest came from the cache"
     typed = served.client.post(f"{path_of(asked)}/fork", data={"key": new_id(), "at": 1, "text": " In short,"})
     assert typed.status_code == 303
     stored = served.finished(version := served.last(asked.chat_id))
@@ -104,7 +104,7 @@ def test_a_form_without_a_token_is_refused_and_an_edited_answer_has_none(served:
     assert gone.status_code == 409
     for path in (f"/chats/{new_id()}/messages/{asked.message_id}", f"/chats/{asked.chat_id}/messages/{new_id()}"):
         answer = served.client.post(f"{path}/fork", data={"key": new_id(), "at": "1", "token": "5"})
-        assert answer.status_code == 404, "of another chat, or another person's"
+        assert answer.status_code == 404, "messages of other chats and users are not accessible"
     served.client.post(f"{path_of(asked)}/edit", data={"text": "mine"})
     assert served.client.get(f"{path_of(asked)}/tokens").status_code == 409
     assert served.client.get(f"{path_of(asked)}/receipt").status_code == 409

@@ -1,4 +1,4 @@
-"""Who may speak to the server: hosts, origins, keys, and a word from every route about itself."""
+"""Access control: hosts, origins and keys, and an explicit access mark on every route."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
             "GET /diagram",
         )
     }
-    assert len(declared) > 100  # the others are guarded; SECURITY.md lists them
+    assert len(declared) > 100  # All other routes are guarded. SECURITY.md lists the public ones.
 
 
 def inventory(app: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Every operation the application answers, with what it depends on."""
+    """Yield every operation of the application with its dependencies."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route
-        assert isinstance(route, APIRoute), f"{route} is no plain route"
+        assert isinstance(route, APIRoute), f"{route} is not an API route"
         dependant = getattr(context, "dependant", None) or route.dependant
         for method in sorted(route.methods):
             yield f"{method} {context.path}", [each.call for each in dependant.dependencies]
@@ -119,7 +119,7 @@ def test_known_hosts_pass(named: Any, host: str) -> None:
 def test_unknown_hosts_are_misdirected(named: Any, host: str) -> None:
     answer = named.client.get("/livez", headers={"Host": host})
     assert answer.status_code in (421, 400)
-    assert (answer.status_code == 421) or host in ("", "local host"), "only what is no header at all is refused earlier"
+    assert (answer.status_code == 421) or host in ("", "local host"), "only malformed hosts may be rejected earlier"
     assert "evil" not in answer.text
 
 
@@ -168,14 +168,14 @@ def test_changes_come_from_this_site_only(shared: Any, headers: dict[str, str], 
     for method in ("DELETE", "PUT", "PATCH", "FROB"):
         refused = shared.client.request(method, url, headers=HOST | headers).status_code
         assert refused == (403 if status == 403 else 405)
-    assert shared.client.get("/livez", headers=HOST | headers).status_code == 200, "reading is always allowed"
+    assert shared.client.get("/livez", headers=HOST | headers).status_code == 200, "reads are always allowed"
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/health", "/nowhere", "/login", "/chats/x", "/static/x"])
 def test_every_answer_carries_the_policy(shared: Any, path: str) -> None:
     answers = [shared.client.get(path) for _ in range(2)]
     policies = [answer.headers["content-security-policy"] for answer in answers]
-    assert policies[0] != policies[1], "a nonce is used once"
+    assert policies[0] != policies[1], "a nonce must not be reused"
     nonce = policies[0].partition("'nonce-")[2].partition("'")[0]
     assert len(nonce) >= 20
     assert policies[0] == content_security_policy(nonce)
@@ -204,7 +204,7 @@ def test_refusals_carry_the_policy_too(shared: Any) -> None:
 
 
 def cookie_of(server: Any) -> str:
-    """What a browser's session is called there."""
+    """Return the name of the server's session cookie."""
     return f"{COOKIE}_{server.address.rpartition(':')[2]}"
 
 
@@ -269,7 +269,7 @@ def test_a_browser_swaps_the_key_for_a_cookie(start: Start) -> None:
 def test_who_shows_two_keys_must_hold_both(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY).ready()
     held = f"Bearer {KEY}"
-    server.client.post("/login", data={"api_key": KEY})  # a cookie does not mend a wrong key either
+    server.client.post("/login", data={"api_key": KEY})  # A valid session cookie does not make up for a wrong key.
     rows: list[tuple[list[tuple[str, str]], int]] = [
         ([("Authorization", held), ("x-api-key", KEY)], 200),
         ([("Authorization", held), ("x-api-key", "wrong")], 401),
@@ -291,7 +291,7 @@ def test_a_browser_logs_out(start: Start) -> None:
     assert server.client.post("/logout", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     out = server.client.post("/logout")
     assert (out.status_code, out.headers["location"]) == (303, "/login") and not server.client.cookies
-    assert server.client.get("/", headers=cookie).status_code == 401, "a copy of the cookie is worth nothing either"
+    assert server.client.get("/", headers=cookie).status_code == 401, "logout must invalidate copies of the cookie"
 
 
 def test_without_a_key_there_is_nothing_to_log_out_of(shared: Any) -> None:
@@ -306,15 +306,15 @@ def test_sessions_end_by_themselves(start: Start) -> None:
     server.client.post("/login", data={"api_key": KEY})
     for days, status in [(6, 200), (6, 200), (7, 401), (0, 401)]:
         now += days * 86_400
-        assert server.client.get("/").status_code == status, "not used for a week"
+        assert server.client.get("/").status_code == status, "a session expires after a week without use"
     server.client.post("/login", data={"api_key": KEY})
     for days, status in [(6, 200), (6, 200), (6, 200), (6, 200), (5.9, 200), (0.2, 401)]:
         now += days * 86_400
-        assert server.client.get("/").status_code == status, "a month old"
+        assert server.client.get("/").status_code == status, "a session expires a month after sign-in"
 
 
 class Book(Alone):
-    """A memory that servers share."""
+    """A key-value memory shared by several servers."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -327,7 +327,7 @@ class Book(Alone):
 
 
 def test_who_came_in_under_other_rules_is_asked_again() -> None:
-    """An operator's name that was taken out of the settings, above all."""
+    """A changed access rule invalidates sessions, so that a removed operator does not keep operator rights."""
 
     async def known(cookie: str, ring: KeyRing) -> Caller | None:
         headers = [(b"cookie", f"{COOKIE}={cookie}".encode())]
@@ -353,7 +353,7 @@ def test_costly_reads_are_not_for_other_sites(shared: Any, path: str) -> None:
 
 
 def test_sign_ins_of_one_owner_sign_nobody_else_out() -> None:
-    """Where there are too many, the oldest browser of the owner who has most goes."""
+    """When there are too many sessions, the oldest session of the owner with the most sessions is removed."""
 
     async def nobody(request: Any) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Why a stream ended can be read from the log, by the request's id."""
+"""The access log shows, by request id, why a stream ended."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def endless(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
 
 
 def begun(server: Any, name: str, **more: Any) -> Any:
-    """A stream of which the first piece was read."""
+    """Start a stream and read its first chunk."""
     stream = server.client.stream("POST", "/v1/chat/completions", json=HELLO | more, headers={"X-Request-Id": name})
     response = stream.__enter__()
     next(response.iter_raw())

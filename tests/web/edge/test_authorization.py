@@ -1,5 +1,5 @@
-"""Every route by every kind of caller, with another owner's ids in path, query, form and body: generated from the table
-of routes, so that a route without an entry here fails. What is not a caller's own is neither shown nor changed."""
+"""Every route is called by every kind of caller with the ids of another owner in path, query, form and body. The cases
+follow the table of routes, so a route without an entry fails. No caller may read or change another owner's data."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ from notso.web.values.ids import new_id
 from notso.web.values.sign_in import SignInSettings
 
 WORD, SECRET = "heliotrope", "tropaeolum"
-"""What is searched for, and what only its owner may be shown of what is found."""
+"""WORD is the search query. SECRET stands in the same texts, and only their owner may see it in the results."""
 ENGINE_KEY = "a key for front ends only"
 OUTSIDERS = ("anonymous", "wrong", "revoked", "expired")
 OTHERS = ("B", "member", "operator")
-"""The member may read a project of A."""
+"""`member` may read a project that belongs to A."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a route is asked, with `{names}` of a Things in it. `others` and `own`: the statuses for who is known and
-    does not own what is named, and for its owner; `member`: for a member of the project, where that differs. `ids`:
-    parameters of the path that are Things of another name."""
+    """The request for a route; `{names}` are replaced from a Things object.
+
+    `own`, `others`, `member`: expected statuses for the owner, for other known callers, and for a project member where
+    that differs. `ids`: path parameters whose names differ from the names in Things.
+    """
 
     kind: str = "owned"
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +62,7 @@ FRAGMENT = {"HX-Request": "true"}
 PUBLIC, OPEN, OPERATOR, FRONT_END = Entry("public"), Entry("open"), Entry("operator"), Entry("front end")
 OWNED = Entry()
 TO_ANYBODY = Entry(others=FOUND)
-"""What it shows is the caller's own, whatever is named."""
+"""The route shows only the caller's own data, whatever ids the request names."""
 
 
 def _form(**fields: str) -> Entry:
@@ -118,7 +120,7 @@ ENTRIES: dict[str, Entry] = {
     "GET /documents/{document_id}": OWNED,
     "GET /documents/{document_id}/state": OWNED,
     "GET /documents/{document_id}/file": OWNED,
-    "GET /documents/{document_id}/pages/{page}/image": Entry(own=frozenset({404})),  # it is no PDF
+    "GET /documents/{document_id}/pages/{page}/image": Entry(own=frozenset({404})),  # the document is not a PDF
     "POST /documents/{document_id}/retry": Entry(form={}, own=frozenset({404})),
     "POST /documents/{document_id}/delete": Entry(ids={"document_id": "other_document"}, form={}),
     "POST /projects": Entry(form={"name": "{new_key}"}, others=FOUND),
@@ -229,7 +231,7 @@ ENTRIES: dict[str, Entry] = {
     "POST /v1/vector_stores/{store_id}/files": Entry(
         json={"file_id": "{other_file}"},
         own=frozenset({400}),
-        member=DENIED,  # its purpose is batch
+        member=DENIED,  # the file has the purpose "batch"
     ),
     "GET /v1/vector_stores/{store_id}/files": Entry(member=FOUND),
     **dict.fromkeys(
@@ -250,7 +252,7 @@ ENTRIES: dict[str, Entry] = {
 
 
 class Things:
-    """What an owner has, made when it is first named."""
+    """The objects of one owner, each created when it is first accessed."""
 
     def __init__(self, world: World, key: str, owner: str) -> None:
         self._world, self._key, self.owner = world, key, owner
@@ -273,10 +275,11 @@ class Things:
         }
 
     def everything(self) -> Things:
-        """One of each."""
+        """Create one object of each kind."""
         for name in self._makers:
             self[name]
-        self._world.server.wait(lambda: self._last(self["busy_chat"]).content == "held")  # saved: nothing more changes
+        # the answer is saved; its stored state no longer changes
+        self._world.server.wait(lambda: self._last(self["busy_chat"]).content == "held")
         return self
 
     def __getitem__(self, name: str) -> str:
@@ -336,7 +339,7 @@ class Things:
         return str(self._post("/v1/files", files=files, data={"purpose": "batch"}).json()["id"])
 
     def _project(self) -> dict[str, str]:
-        """A project that the member reads, with a chat of A's."""
+        """Create a project that contains a chat of A and that the member may read."""
         address = self._post("/projects", data={"name": f"Birds {new_id()}"}).headers["location"]
         project_id = address.removeprefix("/projects/")
         self._post(f"{address}/members", data={"name": "mia", "rights": "read"})
@@ -391,7 +394,7 @@ class Things:
 
 
 class World:
-    """A server, its callers, and what A has. `release` ends the answers that are held."""
+    """A server, its callers and the objects of A. Setting `release` ends the answers that are held."""
 
     def __init__(self, start: Callable[..., Any], folder: Path) -> None:
         self.release = threading.Event()
@@ -425,14 +428,14 @@ class World:
         self.requests: Counter[str] = Counter()
 
     def things(self) -> Things:
-        """New ones of A's."""
+        """Return a Things object of A in which nothing exists yet."""
         return Things(self, self._a, self.owner)
 
     def turn(self, generation_id: str) -> Any:
         return self.server.on_loop(lambda: self.server.chat.turns.stats(generation_id))
 
     def state(self) -> Any:
-        """All that is stored of A's and all that is being done for A."""
+        """Return everything stored for A and everything running for A."""
         return self.server.on_loop(self._state)
 
     def _state(self) -> Any:
@@ -455,7 +458,7 @@ class World:
         return rows, running, done, self.server.shared.engine.default.state
 
     def ask(self, who: str, route: str, entry: Entry, things: Things) -> tuple[int, str]:
-        """Status and text of the answer; nothing of a stream is waited for."""
+        """Return the status and text of the response. The text is empty for an event stream, which is not read."""
         if who == "expired":
             ring = self.server.app.state.key_ring
             old = _Session(0.0, 0.0, 0.0, Caller(self.owner, "A"))
@@ -475,7 +478,8 @@ class World:
         text = messages[-1].content
         if text.startswith("hold"):
             yield from say("held")
-            while not self.release.wait(0.05):  # with each event it may be saved, and a stop is seen
+            # each event gives the server a chance to save the answer and to notice a stop
+            while not self.release.wait(0.05):
                 yield Event("progress", progress=Progress(1, 1, 0))
         elif text.startswith("call"):
             yield Event("tool_call", tool_call=ToolCall("c1", "calculator", '{"expression": "1+1"}'))
@@ -484,7 +488,7 @@ class World:
 
 
 def _filled(value: Any, things: Things) -> Any:
-    """With the names of things replaced, in keys too."""
+    """Replace `{names}` in strings, including the keys of mappings."""
     if isinstance(value, str):
         return re.sub(r"\{(\w+)\}", lambda at: things[at[1]], value)
     if isinstance(value, Mapping):
@@ -493,7 +497,7 @@ def _filled(value: Any, things: Things) -> Any:
 
 
 def routes_of(app: Any) -> list[str]:
-    """As `GET /chats/{chat_id}`."""
+    """List the routes in the form `GET /chats/{chat_id}`."""
     return [
         f"{method} {context.path}"
         for context in iter_route_contexts(app.routes)
@@ -502,7 +506,7 @@ def routes_of(app: Any) -> list[str]:
 
 
 def faults(world: World, routes: Sequence[str]) -> Iterator[str]:
-    """What is wrong with those routes, a sentence each."""
+    """Yield one sentence for each fault of the given routes."""
     theirs = world.things().everything()
     known = [(route, ENTRIES[route]) for route in routes if route in ENTRIES]
     yield from (f"{route} has no entry" for route in routes if route not in ENTRIES)

@@ -1,4 +1,4 @@
-"""Below a path: no link leaves it, whether the proxy removes the path or not, and whoever says it is trusted to."""
+"""Serving below a path prefix: every link stays below it, and only a trusted proxy may set the prefix."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ IN_STYLES = re.compile(r"url\(([^)\"']+)\)")
 def haproxy(tmp_path: Path) -> Iterator[Callable[..., str]]:
     found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if found is None:
-        pytest.skip("no haproxy here")
+        pytest.skip("haproxy is not installed")
     processes: list[subprocess.Popen[bytes]] = []
 
     def begin(server: str, *, removes: bool) -> str:
-        # The socket listens before the proxy has started: connections wait for it.
+        # The listening socket exists before the proxy starts, so early connections wait instead of being refused.
         with socket.create_server(("127.0.0.1", 0)) as listener:
             removal = f"http-request replace-path {BASE}/?(.*) /\\1" if removes else ""
             address = server.removeprefix("http://")
@@ -64,7 +64,7 @@ def haproxy(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 @pytest.mark.parametrize("removes", [False, True])
 def test_no_link_leaves_the_path(start: Callable[..., Any], haproxy: Callable[..., str], removes: bool) -> None:
-    """Every page, style sheet and script that can be reached from the first one, and a chat with an answer."""
+    """Follow every page, style sheet and script reachable from the first page, and a chat with an answer."""
     server = start(ScriptedEngine(), base_path=BASE + "/").ready()
     url = haproxy(server.address, removes=removes)
     with httpx.Client(base_url=url, timeout=60) as client:
@@ -91,13 +91,13 @@ def test_no_link_leaves_the_path(start: Callable[..., Any], haproxy: Callable[..
                 target = urlsplit(urljoin(url + path, link.replace("&amp;", "&")))
                 if target.scheme not in ("http", "https") or target.netloc != urlsplit(url).netloc:
                     continue
-                assert target.path == BASE or target.path.startswith(f"{BASE}/"), f"{path} leads to {link}"
+                assert target.path == BASE or target.path.startswith(f"{BASE}/"), f"{path} links to {link}"
                 if not re.search(r"/(export|events|text|backup|next|feed)\b", target.path):
                     wanted.append(target.path)
         kept = {path: status for path, status in seen.items() if status not in (200, 303, 204)}
         assert set(kept.values()) <= {404, 405, 409}, (
             kept
-        )  # addresses that only take a form, and a receipt that the scripted engine cannot give
+        )  # addresses that accept only a form, and a receipt, which the scripted engine cannot produce
         assert {f"{BASE}/archive", f"{BASE}/prompts", f"{BASE}/models"} <= {p for p, s in seen.items() if s == 200}
         assert sum("/static/" in path for path in seen) > 20
 
@@ -106,7 +106,7 @@ def test_apis_and_streams_are_served_below_the_path(start: Callable[..., Any], h
     server = start(ScriptedEngine(), base_path=BASE).ready()
     url = haproxy(server.address, removes=False)
     asked = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
-    assert httpx.get(f"{url}/health").status_code == 404  # the proxy publishes nothing else
+    assert httpx.get(f"{url}/health").status_code == 404  # the proxy publishes nothing outside the prefix
     assert httpx.get(f"{url}{BASE}/health").json()["status"] == "ok"
     with httpx.stream("POST", f"{url}{BASE}/v1/chat/completions", json=asked, timeout=60) as answer:
         assert answer.status_code == 200

@@ -1,4 +1,4 @@
-"""What all bodies may hold together: who waits, who gives way, and that everything comes back."""
+"""The memory budget shared by all request bodies: waiting, eviction, and the return of everything that was reserved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOON = 60.0
 
 
 def sender(*pieces: bytes, unfinished: bool = False) -> Callable[[], Awaitable[Any]]:
-    """What comes of a request's body; one that is unfinished says nothing more."""
+    """Return an ASGI `receive` that yields the pieces of a body. An unfinished body blocks after the last piece."""
     left = list(pieces)
 
     async def receive() -> Any:
@@ -38,7 +38,7 @@ async def settled(done: Callable[[], bool]) -> None:
         if done():
             return
         await asyncio.sleep(0)
-    raise AssertionError("it does not happen")
+    raise AssertionError("the condition never became true")
 
 
 def begun(budget: BodyBudget, size: int, host: str = "a") -> tuple[Arrival, asyncio.Task[Any]]:
@@ -95,7 +95,7 @@ def test_the_oldest_that_is_not_finished_gives_way(monkeypatch: pytest.MonkeyPat
         assert len((await arrival(budget).gather(sender(b"y" * (FREE_BYTES + 20 * KIB))))["body"]) > FREE_BYTES
         with pytest.raises(BodyGaveWayError):
             await gone
-        assert old.held == 0 and not stays.done() and whole.held == 10 * KIB, "a whole body never gives way"
+        assert old.held == 0 and not stays.done() and whole.held == 10 * KIB, "a complete body is never evicted"
         stays.cancel()
 
     asyncio.run(run())
@@ -152,7 +152,7 @@ def test_who_gives_way_is_told_when_to_come_again_and_all_room_comes_back(monkey
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        raise AssertionError("no body comes here")
+        raise AssertionError("the body must not reach the application")
 
     async def run() -> None:
         layer = RequestLimits(app)
@@ -190,7 +190,8 @@ def test_who_holds_little_finds_room_beside_one_who_took_all() -> None:
 
 
 def test_bodies_take_no_more_than_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a byte costs until it is answered is counted, and what was taken since the last look as well."""
+    """The budget counts the cost of a byte until its response, including bytes accepted since memory was last
+    measured."""
     monkeypatch.setattr(limits, "FAIR_SECONDS", 0.0)
     looks = []
 
@@ -204,7 +205,8 @@ def test_bodies_take_no_more_than_the_memory_there_is(monkeypatch: pytest.Monkey
         monkeypatch.setattr(limits, "LOOK_SECONDS", 3600.0)
         first, task = begun(budget, FREE_BYTES + 60 * KIB)
         await settled(lambda: first.held == 60 * KIB)
-        with pytest.raises(BodyGaveWayError):  # the one that holds more gives way: it is of the same host, and older
+        # The larger body is evicted: both come from one host, and it is the older one.
+        with pytest.raises(BodyGaveWayError):
             await asyncio.gather(task, arrival(budget, "b").gather(sender(b"x" * (FREE_BYTES + 40 * KIB))))
         assert budget.most_of_one() <= FREE_BYTES + 90 * KIB and len(looks) == 1
 

@@ -1,4 +1,4 @@
-"""Connections: readers that take nothing, requests ahead of their answers, and as many as there is room for."""
+"""Connections: slow readers, pipelined requests, and the limit on open connections."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_who_keeps_us_waiting_longest_gives_way() -> None:
     assert door.enter(fifth, "10.0.0.3") and second.dropped and len(door) == 4
     door.serves(fourth)
     door.serves(fifth)
-    assert not door.enter(sixth, "10.0.0.3"), "nobody who is served gives way"
+    assert not door.enter(sixth, "10.0.0.3"), "a connection whose request is being served is never dropped"
     door.waits(third)
     door.waits(first)
     assert door.enter(sixth, "10.0.0.3") and third.dropped and not first.dropped
-    door.leave(third)  # once more, when its connection has really ended
+    door.leave(third)  # The dropped connection is reported again when it really ends; it must not be counted twice.
     assert len(door) == 4
 
 
@@ -56,7 +56,7 @@ def test_one_address_does_not_take_all() -> None:
     other, many = Caller(), [Caller() for _ in range(7)]
     assert door.enter(other, "10.0.0.9")
     assert all(door.enter(caller, f"2001:db8::{number:x}") for number, caller in enumerate(many))
-    assert many[0].dropped and not other.dropped and len(door) == 7, "six of eight, and one household is one address"
+    assert many[0].dropped and not other.dropped and len(door) == 7, "one household, one address: six of eight"
     for caller in many:
         door.serves(caller)
     assert not door.enter(Caller(), "2001:db8::1:2:3:4") and door.enter(Caller(), "10.0.0.9")
@@ -121,7 +121,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(talker: Any, times: int, ending:
 
 
 def test_a_slow_reader_gets_all_of_it(start: Start) -> None:
-    """Slower than the limit in all, never so slow that nothing is taken."""
+    """The whole transfer takes longer than the send timeout, but the reader never stalls for that long."""
     talker = start(ScriptedEngine(lambda m, t: say("word " * 40_000, piece=4096)), send_timeout_seconds=4).ready()
     asked = talker.ask("talk")
     talker.finished(asked)
@@ -168,7 +168,7 @@ def test_requests_with_two_meanings_close_the_connection(
     shared: Any, line: str, headers: tuple[str, ...], status: bytes
 ) -> None:
     answer = shared.raw(request(shared, line, *headers) + b"0\r\n\r\n" + request(shared, "GET /livez HTTP/1.1"))
-    assert answer.split()[1] == status and b"HTTP/1.1 200" not in answer, "what follows is not answered"
+    assert answer.split()[1] == status and b"HTTP/1.1 200" not in answer, "the request behind it is not answered"
     assert b"\r\nconnection: close\r\n" in answer.lower()
 
 
@@ -216,8 +216,8 @@ def test_what_is_held_for_readers_has_a_bound(talker: Any, monkeypatch: pytest.M
         clients.append(unread(talker, page))
         expected = before + min(number + 1, 3)
         talker.wait(lambda expected=expected: talker.on_loop(lambda: len(talker.server._door)) <= expected)
-    # Figures on the page may have a digit more or less by now.
-    assert abs(len(talker.client.get(talker.page).content) - size) < 100, "who reads gets it all the same"
+    # Figures on the page, such as elapsed seconds, may be a digit longer or shorter by now.
+    assert abs(len(talker.client.get(talker.page).content) - size) < 100, "a reader that reads gets the whole page"
     for client in clients:
         client.close()
 

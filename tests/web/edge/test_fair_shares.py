@@ -1,5 +1,5 @@
-"""A greedy owner beside a modest one, at every route: what the greedy one asked for is held, and the modest one is
-served all the same. Who is served and who holds what is judged, and no clock."""
+"""Fairness on every route: while the requests of a greedy owner are held, those of a modest owner are served. The tests
+check which requests are served and which resources are held; they measure no time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECURITY = (Path(__file__).parents[3] / "SECURITY.md").read_text()
 ROUTES = re.findall(r"^\| `([A-Z]+) (/\S*)` \| [\w, ]+ \|", SECURITY, re.MULTILINE)
 MOST_WAITING = 4
 AT_ONCE = 8
-"""Requests of the greedy owner: more than there are threads of any kind, and places."""
+"""Number of requests of the greedy owner: more than any thread pool has threads, and more than may wait."""
 MESSAGES = {"messages": [{"role": "user", "content": "WHO"}]}
 BODIES: dict[str, dict[str, Any]] = {
     r"(/v1)?/chat/completions(/input_tokens)?": MESSAGES | {"model": "smollm3"},
@@ -51,7 +51,7 @@ REFUSED = {408, 429, 500, 502, 503, 504}
 
 
 class Two:
-    """A server, the keys of two owners, and a gate at which the greedy one's work is held."""
+    """A server, the keys of two owners, and a gate that holds the greedy owner's work."""
 
     def __init__(self, start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gate = threading.Event()
@@ -88,7 +88,8 @@ class Two:
                 finally:
                     held[name] -= 1
 
-            is_held = owner == owners["greedy"] and queue._most > 1  # one thread alone is held by nobody for long
+            # no owner can hold a pool of one thread for long, so its work is not held here
+            is_held = owner == owners["greedy"] and queue._most > 1
             return await plain_run(queue, owner, at_the_gate if is_held else work)
 
         async def call(limits: RequestLimits, scope: Any, receive: Any, send: Any) -> None:
@@ -105,7 +106,7 @@ class Two:
         monkeypatch.setattr(RequestLimits, "__call__", call)
 
     def a_chat(self, name: str) -> tuple[str, StoredMessage]:
-        """A chat of that owner with one answer."""
+        """Store a chat of that owner with one answer; return both."""
         chat = new_chat("a chat", thinking=False)
         question = StoredMessage(new_id(), chat.id, "user", name, "", "done", 1)
         answer = replace(question, id=new_id(), role="assistant", generation_id=new_generation_id())
@@ -115,7 +116,7 @@ class Two:
         return chat.id, answer
 
     def request(self, name: str, method: str, route: str) -> dict[str, Any]:
-        """What an owner asks at a route: about something of their own."""
+        """Build an owner's request for a route, with ids of the owner's own objects."""
         chat_id, answer = self.a_chat(name) if re.search(r"\{(chat|message|generation)_id", route) else ("", None)
         names = {"chat_id": chat_id, "name": "smollm3", "command": "x", "path": "x", "kind": "md"}
         names |= {"message_id": answer.id, "generation_id": answer.generation_id} if answer is not None else {}
@@ -147,7 +148,7 @@ async def status_of(client: httpx.AsyncClient, asked: dict[str, Any]) -> int:
 
 def test_at_every_route_a_modest_owner_is_served_beside_a_greedy_one(two: Two) -> None:
     async def beside(method: str, route: str) -> int:
-        """What the modest owner got."""
+        """Return the status of the modest owner's request while the greedy owner's requests are held."""
         greedy = [two.request("greedy", method, route) for _ in range(AT_ONCE)]
         modest = two.request("modest", method, route)
         async with httpx.AsyncClient(base_url=two.server.address, timeout=60) as client:
@@ -164,5 +165,5 @@ def test_at_every_route_a_modest_owner_is_served_beside_a_greedy_one(two: Two) -
     assert len(ROUTES) > 120
     answers = {f"{method} {route}": asyncio.run(beside(method, route)) for method, route in ROUTES}
     assert {route: got for route, got in answers.items() if got in REFUSED} == {}
-    assert two.most_waiting == MOST_WAITING, "the greedy one took all the places there were"
-    assert two.most_held == {"notso-db-read": 3, "notso-page": 1}, "and of threads all but one of each kind"
+    assert two.most_waiting == MOST_WAITING, "the greedy owner's requests occupied every waiting place"
+    assert two.most_held == {"notso-db-read": 3, "notso-page": 1}, "the greedy owner held all threads except one"

@@ -1,4 +1,4 @@
-"""Pages of other origins: closed, unless the operator says otherwise; then the API alone, and without cookies."""
+"""Cross-origin requests: refused by default. Origins that the operator allows reach only the API, without cookies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often one address may ask: counted before a route looks, told with the time to wait."""
+"""Rate limits per address: applied before the route runs, and reported with the time to wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
 def asked(layer: RateLimit, address: str, path: str = "/v1/x", method: str = "POST") -> tuple[int, dict[str, str]]:
-    """Status and headers of one request; 200 where it got through."""
+    """Return the status and headers of one request; the status is 200 if the limit let it pass."""
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -49,13 +49,13 @@ def test_as_many_as_said_and_no_more() -> None:
     assert [asked(limited, "10.0.0.1")[0] for _ in range(7)] == [200] * 5 + [429] * 2
     status, headers = asked(limited, "10.0.0.1")
     assert status == 429 and 1 <= int(headers["retry-after"]) <= 60
-    assert asked(limited, "10.0.0.2")[0] == 200, "others are not touched"
+    assert asked(limited, "10.0.0.2")[0] == 200, "other addresses are not limited"
     assert asked(limited, "10.0.0.1", method="GET")[0] == 200
     assert asked(limited, "10.0.0.1", method="DELETE")[0] == 200, "stopping is never refused"
-    assert asked(limited, "10.0.0.1", "/chats")[0] == 200, "nor is the page"
-    assert asked(limited, "10.0.0.1", "/login")[0] == 429, "a key is not to be guessed"
+    assert asked(limited, "10.0.0.1", "/chats")[0] == 200, "the page is not limited"
+    assert asked(limited, "10.0.0.1", "/login")[0] == 429, "sign-in is limited, so that keys cannot be guessed"
     for path in ("/login/oidc", "/login/oidc/callback"):
-        assert asked(limited, "10.0.0.1", path, "GET")[0] == 429, "nor a provider to be asked without end"
+        assert asked(limited, "10.0.0.1", path, "GET")[0] == 429, "requests to the sign-in provider are limited"
 
 
 def test_the_time_told_is_the_time_after_which_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_the_time_told_is_the_time_after_which_it_works(monkeypatch: pytest.Monk
     assert asked(limited, "10.0.0.1")[0] == 429
     now[0] += 2.0
     assert asked(limited, "10.0.0.1")[0] == 200
-    assert asked(limited, "10.0.0.1")[0] == 429, "only the oldest has gone"
+    assert asked(limited, "10.0.0.1")[0] == 429, "only the oldest request has expired"
 
 
 def test_a_clock_set_back_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_clock_set_back_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> N
     limited = layer(2)
     assert [asked(limited, "10.0.0.1")[0] for _ in range(3)] == [200, 200, 429]
     ahead[0] -= 1.0
-    assert asked(limited, "10.0.0.1")[0] == 429, "a clock that is put right gives nothing away"
+    assert asked(limited, "10.0.0.1")[0] == 429, "a small correction of the clock does not reset the limit"
     ahead[0] -= 3600.0
     assert [asked(limited, "10.0.0.1")[0] for _ in range(3)] == [200, 200, 429]
 
@@ -105,8 +105,8 @@ def test_many_addresses_take_no_room_without_end(monkeypatch: pytest.MonkeyPatch
         asked(limited, f"10.0.1.{number}")
     events = limited._counters._storage.events  # type: ignore[attr-defined]
     assert len(events) <= 11
-    assert asked(limited, "10.0.1.3")[0] == 200, "whoever was known before counts alone"
-    assert asked(limited, "10.0.1.99")[0] == 429, "the others together"
+    assert asked(limited, "10.0.1.3")[0] == 200, "an address known before the table was full has its own counter"
+    assert asked(limited, "10.0.1.99")[0] == 429, "all later addresses share one counter"
     assert any(ELSEWHERE in key for key in events)
 
 
@@ -143,9 +143,9 @@ def test_no_key_is_found_by_trying(start: Start) -> None:
 
     assert tried("GET", "/v1/models", authorization=f"Bearer {KEY}") == 200
     assert tried("GET", "/v1/models", authorization="Bearer a") == 401
-    assert tried("GET", "/", accept="text/html") == 303, "who shows none guesses nothing"
+    assert tried("GET", "/", accept="text/html") == 303, "a request without a key does not count as a guess"
     assert tried("GET", "/", accept="text/html", **{"x-api-key": "b"}) == 303
     assert tried("POST", "/chats", **{"x-api-key": "c"}) == 401
-    assert tried("GET", "/v1/models", authorization=f"Bearer {KEY}") == 429, "right or wrong: it is not looked at"
+    assert tried("GET", "/v1/models", authorization=f"Bearer {KEY}") == 429, "at the limit the key is not checked"
     assert tried("DELETE", "/v1/responses/x", **{"x-api-key": "d"}) == 429
     assert tried("GET", "/", accept="text/html") == 303

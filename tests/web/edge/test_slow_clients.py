@@ -1,4 +1,4 @@
-"""Clients that take their time: headers and bodies that do not come, and others that are not to suffer for it."""
+"""Slow clients: headers and bodies that arrive late or never, without any effect on other clients."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_body_that_does_not_come_is_told(server: Any) -> None:
 
 
 def test_a_long_stream_is_no_slow_client(server: Any, shown: Any) -> None:
-    """It takes longer than any of these limits."""
+    """A stream may take longer than any of the limits for slow clients."""
 
     def slow(messages: object, thinking: bool) -> Iterator[Event]:
         for number in range(1, 4):

@@ -1,4 +1,4 @@
-"""A server whose loop is held, by whatever, is ended after a number of ticks; one that is stopped is not."""
+"""The watchdog ends a server whose event loop is blocked for a number of ticks, but not a server that was suspended."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_server_that_is_held_is_ended_with_its_tracebacks(server: subprocess.P
     assert server.returncode == -signal.SIGABRT
     assert "the event loop did not respond 30 times in a row" in errors
     assert "in hold_the_interpreter" in errors and "Thread 0x" in errors
-    while Path(f"/proc/{watcher}").exists():  # it ends by itself
+    while Path(f"/proc/{watcher}").exists():  # the watchdog process exits without a signal
         os.sched_yield()
 
 

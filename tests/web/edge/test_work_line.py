@@ -1,4 +1,4 @@
-"""Large work one at a time, in one thread."""
+"""Large pieces of work run one at a time in a single thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the web expects of an engine, asked of the scripted one and of the real one with the demo model."""
+"""The engine contract that the web layer relies on, checked on the scripted engine and on the real one with the demo
+model."""
 
 from __future__ import annotations
 
@@ -42,18 +43,18 @@ def engine(request: pytest.FixtureRequest, elsewhere: Elsewhere) -> Iterator[Cha
 
 Elsewhere = Callable[[ChatEngine], contextlib.AbstractContextManager[ChatEngine]]
 BEHIND: dict[ChatEngine, ChatEngine] = {}
-"""A remote engine -> what computes for it."""
+"""Remote engine -> the local engine that computes for it."""
 
 
 def scripted(engine: ChatEngine) -> ScriptedEngine | None:
-    """The script that speaks, here or elsewhere."""
+    """Return the scripted engine, local or behind a remote one; None for the real engine."""
     behind = BEHIND.get(engine, engine)
     return behind if isinstance(behind, ScriptedEngine) else None
 
 
 @contextlib.contextmanager
 def waiting(engine: ChatEngine) -> Iterator[None]:
-    """It says nothing meanwhile."""
+    """Hold the engine so that it emits no events."""
     engine = BEHIND.get(engine, engine)
     if isinstance(engine, Engine):
         with held(engine):
@@ -66,7 +67,7 @@ def waiting(engine: ChatEngine) -> Iterator[None]:
 
 
 def kinds(events: list[Event]) -> list[str]:
-    """The kinds in order, repetitions left out."""
+    """Return the event kinds in order, with consecutive repetitions removed."""
     return [event.kind for at, event in enumerate(events) if at == 0 or events[at - 1].kind != event.kind]
 
 
@@ -77,7 +78,7 @@ def text(events: list[Event], kind: str) -> str:
 def ended(generation: Generation, seconds: float = 60) -> list[Event]:
     deadline = time.monotonic() + seconds
     while not generation.finished:
-        assert time.monotonic() < deadline, "it does not end"
+        assert time.monotonic() < deadline, "the generation did not end"
         time.sleep(0.005)
     return generation.read()
 
@@ -156,7 +157,7 @@ def test_a_listener_hears_of_news_and_of_the_end(engine: ChatEngine) -> None:
     seen: list[Event] = []
     deadline = time.monotonic() + 60
     while not (seen and seen[-1].kind == "end"):
-        assert heard.wait(deadline - time.monotonic()), "nobody said that there is more"
+        assert heard.wait(deadline - time.monotonic()), "the listener was not notified of new events"
         heard.clear()
         seen += generation.read(len(seen))
     assert seen == list(generation.events())
@@ -173,8 +174,8 @@ def test_stop_ends_it_within_a_moment(engine: ChatEngine) -> None:
     generation.stop()
     seen = len(generation.read())
     events = ended(generation)
-    if engine not in BEHIND:  # there the word has a way to go
-        assert len(events) - seen < 12, "a step that was under way may end, and what was held back is said"
+    if engine not in BEHIND:  # a remote engine receives the stop later, so the limit does not apply
+        assert len(events) - seen < 12, "after a stop, only the current step and held-back text may follow"
     assert [event.kind for event in events[-2:]] == ["usage", "end"]
     if script is not None:
         script.script, script.pace_seconds = before, 0.0
@@ -198,7 +199,7 @@ def test_answer_now_ends_the_thought(engine: ChatEngine) -> None:
         generation = engine.submit(QUESTION, GREEDY)
         generation.answer_now()
         if isinstance(engine, RemoteEngine):
-            engine._link._steering.join()  # it has been told
+            engine._link._steering.join()  # wait until the remote engine has received the request
     hurried = ended(generation)
     assert len(text(hurried, "reasoning")) < len(text(whole, "reasoning"))
     assert text(hurried, "text") and hurried[-1].finish_reason == "stop"
@@ -215,7 +216,7 @@ def test_a_budget_ends_the_thought(engine: ChatEngine) -> None:
 def test_an_answer_can_be_written_on(engine: ChatEngine) -> None:
     answered = (*QUESTION, Message("assistant", "27 + 48 is"))
     events = list(engine.submit(answered, GREEDY, RequestOptions(thinking=False, continue_last=True)).events())
-    assert not text(events, "text").startswith("27 + 48 is"), "only what is new comes"
+    assert not text(events, "text").startswith("27 + 48 is"), "only the new text is sent"
     assert events[-1].finish_reason == "stop"
 
 
@@ -313,7 +314,7 @@ def test_closing_ends_what_runs(make: Callable[[], Any]) -> None:
 def test_what_is_prepared_has_been_refused_or_is_answered_as_if_submitted(engine: ChatEngine) -> None:
     before = engine.stats()
     begin = engine.prepare(QUESTION, GREEDY)
-    assert engine.stats() == before, "nothing has begun"
+    assert engine.stats() == before, "preparing must not start the generation"
     assert text(ended(begin()), "text") == text(ended(engine.submit(QUESTION, GREEDY)), "text")
     with pytest.raises(ContextLengthError) as caught:
         engine.prepare((Message("user", "word " * 50_000),), GREEDY)

@@ -1,4 +1,4 @@
-"""Loading an engine, exchanging it, and questions on their way through."""
+"""Loading and switching an engine, and the requests that wait meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_several_chats_are_answered_at_once(start: Start) -> None:
     engine = ScriptedEngine(endless(), pace_seconds=0.01, slots=3)
     server = start(engine).ready()
     asked = []
-    for number in range(4):  # one after another: two threads hand them over, and one may pass another
+    for number in range(4):  # Send one at a time: two threads submit requests, so one request could overtake another.
         asked.append(server.ask(str(number)))
         server.wait(lambda: engine.stats().running + engine.stats().waiting == len(asked))
     server.wait(lambda: all(server.stored(each).content for each in asked[:3]))
@@ -52,15 +52,15 @@ def test_another_model_takes_over_and_the_chats_stay(start: Start) -> None:
     server.on_loop(lambda: server.shared.engine.switch(load))
     assert server.client.get("/health").status_code == 503
     waiting = server.ask("two")
-    assert server.stored(waiting).active and server.stored(running).active, "what runs goes on, what comes waits"
+    assert server.stored(waiting).active and server.stored(running).active, "one continues, the new one waits"
     seen = server.stream(waiting, until=lambda event: "Loading" in event.data)
-    assert "Loading" in seen[-1].data, "and says so"
-    assert order == [], "nothing is loaded beside it: there is no plan for two"
+    assert "Loading" in seen[-1].data, "the status says that a model is loading"
+    assert order == [], "without a plan for two models, the new one is not loaded beside the old one"
     server.client.post(f"/generations/{running.generation_id}/stop", data={})
     assert server.finished(running).state == "stopped"
     gate.set()
     assert server.finished(waiting).content == "New words."
-    assert order == [("loading", True)], "the old one is closed before the new one is loaded"
+    assert order == [("loading", True)], "the old engine is closed before the new one is loaded"
     assert server.client.get("/health").json()["model"] == "New"
     answer = server.ask("three", running.chat_id)
     assert server.finished(answer).content == "New words."
@@ -114,7 +114,7 @@ def test_stop_reaches_a_question_that_waits_for_the_model(start: Start) -> None:
 
 
 def without_trace(request: Request) -> Request:
-    """Return a request without what is only recorded of its answer: the seed and the token ids."""
+    """Return the request without fields that only record its answer: the seed and the token ids."""
     return replace(
         request, params=replace(request.params, seed=None), options=replace(request.options, token_ids=False)
     )
@@ -131,7 +131,7 @@ def test_what_is_typed_is_read_ahead_as_it_will_be_sent(start: Start) -> None:
     typed("", text="\na question\n", thinking="on")
     asked = server.ask("\na question\n")
     server.finished(asked)
-    first = without_trace(engine.requests[0])  # of a chat that did not exist while it was typed
+    first = without_trace(engine.requests[0])  # the chat did not exist while the text was being typed
     nameless = replace(first, options=replace(first.options, conversation=None))
     server.wait(lambda: engine.drafts == [nameless])
     url = f"/chats/{asked.chat_id}"
@@ -186,7 +186,7 @@ def test_the_meter_counts_what_is_there_and_what_is_typed(start: Start) -> None:
     url = f"/chats/{asked.chat_id}"
     server.client.post(f"{url}/settings", data={"system_prompt": "be very brief"})
     used, parts = measured(f"{url}/estimate", text="more words", **{"file-1-name": "f", "file-1-text": "x y z"})
-    assert used == 20 + 3 + 5 + 2 + 3 + 8, "the file's name stands before and after it"
+    assert used == 20 + 3 + 5 + 2 + 3 + 8, "the count includes the file name, which stands before and after the text"
     assert (parts["Draft"], parts["Messages"], parts["Attachments"]) == ("2", "5", "11")
     assert measured(f"{url}/estimate")[0] == 28
     assert (

@@ -1,4 +1,4 @@
-"""A GPU that fails under a running server: the CPU takes over, and nobody has to do anything."""
+"""If a GPU fails while the server runs, the CPU takes over without intervention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stub_gpu.gpu import LOST, installed, left, live, set_up
 from notso.smollm3 import Engine
 from notso.smollm3.engine import device_choice
 
-pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+pytestmark = pytest.mark.timeout(900)  # the first test builds the stub driver
 
 Start = Callable[..., Any]
 
@@ -25,7 +25,7 @@ def test_the_model_is_loaded_anew(start: Start) -> None:
     engines[0].lose()
     server.wait(lambda: server.client.get("/health").json().get("model") == "second")
     assert engines[0].closed and server.finished(server.ask("two")).content == "by second"
-    engines[0].lose()  # what an engine says that was exchanged changes nothing
+    engines[0].lose()  # a failure report from a replaced engine has no effect
     assert server.finished(server.ask("three")).content == "by second"
 
 
@@ -37,7 +37,7 @@ def test_the_cpu_takes_over_from_a_gpu_that_is_lost(start: Start, monkeypatch: p
         assert server.client.get("/health").json()["device"].startswith("cuda:0 (")
         set_up(fail_with=LOST, fail_at=1)
         taken_up = server.finished(server.ask("Hello"))
-        assert taken_up.state == "done" and taken_up.content, "the CPU wrote it"
+        assert taken_up.state == "done" and taken_up.content, "the answer was finished on the CPU"
         set_up(fail_at=0)
         assert server.client.get("/health").json().get("device") == "cpu"
         answered = server.finished(server.ask("Hello"))

@@ -1,4 +1,4 @@
-"""Several models behind one server: named by requests, exchanged under load, unloaded when idle; nothing is lost."""
+"""Several models behind one server: selected by requests, switched under load, and unloaded when idle, without loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHATS = 8
 
 @pytest.fixture
 def folder(own_home: Path, tmp_path: Path) -> Path:
-    """Two files that begin as SmolLM3 does, and one that does not."""
+    """A folder with two SmolLM3 model files and one of another architecture."""
     folder = tmp_path / "models"
     folder.mkdir()
     for name, architecture in (("One-Q4_K_M", "smollm3"), ("Two-Q8_0", "smollm3"), ("Three", "llama")):
@@ -35,7 +35,8 @@ def folder(own_home: Path, tmp_path: Path) -> Path:
 
 
 class Shelf:
-    """Scripted engines of files, and what happened to them in which order. `memory`: how many fit beside each other."""
+    """Scripted engines for model files, and the order in which they are loaded and closed. `memory`: how many fit at
+    once."""
 
     def __init__(self, folder: Path, memory: int) -> None:
         self.folder, self.memory = folder, memory
@@ -95,7 +96,7 @@ def test_a_request_names_a_file_that_is_loaded_beside_the_other(start: Start, fo
         ("one-q4_k_m", True),
         ("demo", False),
         ("two-q8_0", False),
-    ], "the default first, each file once, none of another architecture"
+    ], "the default model is first, each file is listed once, and other architectures are left out"
     assert ask(server, "two-q8_0") == ask(server, "Two-Q8_0") == "by Two-Q8_0"
     assert ask(server) == ask(server, "one-q4_k_m") == "by One-Q4_K_M"
     assert shelf.order == ["load One-Q4_K_M", "load Two-Q8_0"]
@@ -120,7 +121,7 @@ def test_a_file_of_another_architecture_is_refused_with_a_sentence(start: Start,
         "param": "model",
         "code": "model_not_supported",
     }
-    assert shelf.order == ["load One-Q4_K_M"], "nothing was closed for it"
+    assert shelf.order == ["load One-Q4_K_M"], "no model was closed to make room"
 
 
 def test_without_memory_for_two_the_other_waits_for_what_runs_and_the_first_comes_back(
@@ -147,7 +148,7 @@ def test_without_memory_for_two_the_other_waits_for_what_runs_and_the_first_come
         "close Two-Q8_0",
         "load One-Q4_K_M",
     ]
-    assert len(one.requests) == 1, "who came late did not keep the other from its turn"
+    assert len(one.requests) == 1, "a later request for the old model must not delay the switch"
 
 
 @pytest.mark.parametrize("memory", [1, 2])
@@ -222,7 +223,7 @@ def test_a_model_that_fails_to_load_fails_who_named_it_and_nobody_else(start: St
     assert ask(server) == "by One-Q4_K_M" and server.client.get("/health").status_code == 200
     two = server.shared.engine.model(str(folder / "Two-Q8_0.gguf"))
     two.load_beside = lambda occupied: beside(folder / "Two-Q8_0.gguf", occupied)
-    assert ask(server, "two-q8_0") == "by Two-Q8_0", "the next one that asks has it tried again"
+    assert ask(server, "two-q8_0") == "by Two-Q8_0", "the next request for the model tries to load it again"
 
 
 def test_a_chat_has_a_model_of_its_own(start: Start, folder: Path) -> None:
@@ -253,20 +254,20 @@ def test_an_adapter_comes_back_with_its_model(start: Start, folder: Path) -> Non
     body = {"lora_name": "Mine", "lora_path": "mine.gguf", "base_model_name": "two-q8_0"}
     assert server.client.post("/v1/load_lora_adapter", json=body).status_code == 200
     ids = [each["id"] for each in server.client.get("/v1/models").json()["data"]]
-    assert "two-q8_0:mine" in ids and "one-q4_k_m:mine" not in ids, "it belongs to its base"
+    assert "two-q8_0:mine" in ids and "one-q4_k_m:mine" not in ids, "the adapter is listed with its base model only"
     server.client.post("/api/chat", json={"model": "two-q8_0", "keep_alive": 0})
     server.wait(lambda: shelf.order[-1] == "close Two-Q8_0")
     answer = server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "two-q8_0:MINE"})
     assert answer.status_code == 200 and answer.json()["model"] == "two-q8_0:mine"
     assert shelf.engines["Two-Q8_0"].requests[-1].options.adapter == "Mine"
     assert server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "mine"}).status_code == 404
-    assert shelf.order[-1] != "close Two-Q8_0", "what one request said of its staying does not hold for the next"
+    assert shelf.order[-1] != "close Two-Q8_0", "keep_alive of one request must not apply to the next one"
     assert server.client.post("/v1/unload_lora_adapter", json={"lora_name": "MINE"}).status_code == 200
     gone = server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "two-q8_0:mine"})
     assert gone.status_code == 404
 
 
-# With real engines
+# Real engines
 
 
 @pytest.fixture(scope="module")

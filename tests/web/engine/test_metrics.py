@@ -1,4 +1,4 @@
-"""What an operator sees: counters that move, names that stay, and nothing of what was said."""
+"""Metrics: counters that advance, names that stay stable, and no content of conversations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 def samples(text: str) -> dict[str, float]:
-    """Values by name and labels."""
+    """Parse metrics into a mapping from name and labels to value."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

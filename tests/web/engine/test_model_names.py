@@ -1,4 +1,5 @@
-"""What a name means: the default model first, then what is installed, and adapters with the model that has them."""
+"""Resolving model names: the default model first, then installed models, and adapters together with their base
+model."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_a_model_that_was_the_default_keeps_its_name_and_its_adapters(own_home: 
     registry = ModelRegistry(lambda path: ScriptedEngine())
     assert asyncio.run(choose(host, registry, "old")) == ModelChoice("")
     assert asyncio.run(choose(host, registry, "old:legal")) == ModelChoice("", "Legal")
-    assert asyncio.run(choose(host, registry, "smollm3:legal")) is None, "it stays with its base"
+    assert asyncio.run(choose(host, registry, "smollm3:legal")) is None, "the adapter stays with its base model"
     assert "new" in names_of(host.default.info)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The one way into the engine: who is admitted, what a reader gets and when it is woken, and where a stop reaches."""
+"""The request lifecycle: admission, reading and wake-ups, and which generations a stop reaches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def texts(*words: str) -> list[Event]:
 
 
 class House:
-    """A loaded host whose engine hands out plain generations, written by the test."""
+    """A host whose loaded engine returns plain generations that the test writes to."""
 
     def __init__(self, most_waiting: int = 2) -> None:
         self.host = EngineHost(lambda: None)  # type: ignore[arg-type, return-value]
@@ -54,7 +54,7 @@ async def all_of(running: RunningRequest) -> list[tuple[int, Event]]:
 
 @on_loop
 async def test_who_is_admitted_counts_before_anybody_else_is_asked() -> None:
-    """Between the check and the asking there is no moment in which one too many could come."""
+    """Admission counts at once, so no request can pass the limit between the check and the submission."""
     house = House(most_waiting=2)
     generations = [Generation() for _ in range(2)]
     first, second = house.requests.admit("a"), house.requests.admit("a")
@@ -78,12 +78,12 @@ async def test_who_is_admitted_counts_before_anybody_else_is_asked() -> None:
 async def test_an_owner_who_waits_for_nothing_finds_a_place_beside_one_who_took_all() -> None:
     requests = House(most_waiting=32).requests
     greedy = [requests.admit("greedy") for _ in range(70)]
-    assert [each is not None for each in greedy] == [True] * 32 + [False] * 38, "alone it has all there are"
+    assert [each is not None for each in greedy] == [True] * 32 + [False] * 38, "one owner alone gets every place"
     modest = [requests.admit("modest") for _ in range(20)]
-    assert [each is not None for each in modest] == [True] * 16 + [False] * 4, "two have half of them each"
+    assert [each is not None for each in modest] == [True] * 16 + [False] * 4, "two owners get half of the places each"
     assert requests.admit("greedy") is None and requests.admit("other") is not None
     others = [requests.admit(f"other {number}") for number in range(200)]
-    assert sum(each is not None for each in others) == 128 - 49, "there is an end"
+    assert sum(each is not None for each in others) == 128 - 49, "the total is limited"
 
 
 @on_loop
@@ -136,7 +136,7 @@ async def test_a_step_wakes_the_loop_once_for_all_and_nobody_for_what_nobody_awa
         return call(callback, *args, **kwargs)
 
     loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
-    for number in range(10):  # a step: the loop does not come round meanwhile
+    for number in range(10):  # one engine step: the event loop does not run in between
         for generation in generations:
             generation.write(texts(str(number)))
     assert len(wakes) == 1
@@ -249,7 +249,7 @@ async def test_a_stop_reaches_what_is_just_being_asked() -> None:
     running.stop()
     go_on.set()
     await beginning
-    assert len(handed) == 2, "the rest is not asked for"
+    assert len(handed) == 2, "the remaining choices are not submitted"
     assert all(each.stop_requested and each.answer_requested for each in handed)
 
 

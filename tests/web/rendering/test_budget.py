@@ -1,4 +1,4 @@
-"""What a message may cost to lay out: where it ends, what is shown then, and that nothing is lost by it."""
+"""The time budget for laying out a message: where layout ends, what is shown then, and that no text is lost."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from notso.web.rendering.streaming import StreamingMarkdown, complete
 from notso.web.values.wording import words
 
 SLOW = "[a](" * 4_000
-"""One paragraph that takes seconds to be read for links."""
-SECONDS_MORE = 0.5  # what may be between two looks at the clock: far more than is, far less than the paragraph takes
+"""One paragraph that takes seconds to parse for links."""
+# the most that may pass between two checks of the clock; parsing the whole paragraph takes far longer
+SECONDS_MORE = 0.5
 
 
 def shown(html: str) -> str:
-    """The text on the page."""
+    """Return the visible text of the page."""
     return unescape(re.sub(r"<[^>]+>", "", html)).strip()
 
 
@@ -72,7 +73,7 @@ def test_a_tail_that_is_slow_waits_for_its_end() -> None:
 
 @pytest.mark.parametrize("unit", ["`", "` ", "``a`b", "[a](", "*a_", "**a ", "$", "~~a", "_*"])
 def test_markup_that_is_half_open_is_closed_in_no_time(unit: str) -> None:
-    """Four times the text takes four times as long, not sixteen."""
+    """Closing unfinished markup takes linear time: four times the text takes four times as long, not sixteen."""
 
     def seconds(characters: int) -> float:
         began = time.thread_time()

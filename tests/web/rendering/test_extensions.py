@@ -1,4 +1,4 @@
-"""What models write beyond CommonMark: inert HTML, folded parts, alerts, formulas, emphasis beside CJK text."""
+"""Markup that models write beyond CommonMark: inert HTML, foldable sections, alerts, formulas, emphasis in CJK text."""
 
 from __future__ import annotations
 

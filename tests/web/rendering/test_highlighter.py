@@ -1,4 +1,4 @@
-"""Code is coloured by another process, which may die of it and is started again."""
+"""Code is highlighted in a separate process, which is restarted if it dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.web.rendering.budget import Budget, OverBudgetError
 from notso.web.rendering.code import BLOCK_SECONDS, Highlighter, code_block
 from notso.web.rendering.markdown import render_markdown
 
-SLOW = "a " + "\n" * 19_000  # one expression of the lexer for C takes 45 s to read that
+SLOW = "a " + "\n" * 19_000  # a regular expression of the C lexer takes 45 s on this text
 PLAIN = "int main(void) { return 0; }\n"
 
 

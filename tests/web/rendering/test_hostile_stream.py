@@ -1,4 +1,4 @@
-"""A thousand hostile texts, a byte at a time through the Markdown renderer and the event stream."""
+"""A thousand hostile texts pass byte by byte through the Markdown renderer and the event stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from notso.web.rendering.streaming import StreamingMarkdown
 from notso.web.turns.sse import update_html
 from notso.web.turns.turn_log import TurnLog
 
-UNHURRIED = 1_000.0  # seconds: what a busy machine shows as plain text is no difference of the text
+# seconds; large enough that a busy machine never falls back to plain text, which would look like a difference
+UNHURRIED = 1_000.0
 
 ACTIVE = re.compile(
     r"<(?!/?(?:a|blockquote|br|button|code|del|div|em|figure|h[1-6]|hr|li|ol|p|pre|s|span|strong|table|"
@@ -26,7 +27,7 @@ ACTIVE = re.compile(
 
 
 def decoded(data: bytes) -> Iterator[str]:
-    """What the engine's text stream makes of bytes that come one with each token."""
+    """Decode bytes that arrive one per token, as the engine's text stream does."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for at in range(len(data)):
         yield decoder.decode(data[at : at + 1])
@@ -51,7 +52,7 @@ def test_every_cut_of_every_text_is_clean_and_the_end_is_the_whole(batch: int) -
 
 
 def test_a_reader_of_single_bytes_gets_the_events_that_were_sent(event_reader: type) -> None:
-    """However the text looks like a stream, and wherever the network cuts: no event is forged, none is lost."""
+    """No event is forged or lost, even if the text imitates an event stream and the network splits it anywhere."""
     log, number, sent, wire = TurnLog(), None, [], b""
     markdown = StreamingMarkdown()
     for data in (data for batch in range(BATCHES) for data in hostile(batch)):

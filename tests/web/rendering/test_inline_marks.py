@@ -1,4 +1,4 @@
-"""Bare addresses, notes and boxes of task lists, whole and as they grow."""
+"""Bare URLs, footnotes and task-list checkboxes, rendered whole and while they stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from notso.web.rendering.markdown import render_markdown
 
 
 def links(text: str) -> list[tuple[str, str]]:
-    """Address and words of each link."""
+    """Return the address and text of each link."""
     return re.findall(r'<a href="([^"]*)"[^>]*>(.*?)</a>', render_markdown(text))
 
 

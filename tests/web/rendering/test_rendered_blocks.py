@@ -1,4 +1,4 @@
-"""Formulas, code blocks and tables as HTML: what is one, what is none, and what the page can do with it."""
+"""Formulas, code blocks and tables as HTML: which text becomes one, and the controls the page attaches."""
 
 from __future__ import annotations
 

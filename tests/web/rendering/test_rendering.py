@@ -1,4 +1,5 @@
-"""Markdown to HTML: the same streamed or whole, safe whatever is written, and never slow."""
+"""Markdown to HTML: streaming gives the same result as one call, the output is always safe, and rendering is never
+slow."""
 
 from __future__ import annotations
 
@@ -231,7 +232,7 @@ CLASSES = TOKEN_CLASSES | {
 
 
 class Inspector(HTMLParser):
-    """Fails on anything a reader's browser should never be given."""
+    """Fail on any tag or attribute that must not reach a browser."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag in ALLOWED_TAGS, tag

@@ -1,4 +1,4 @@
-"""Two servers over one store that meet at a Valkey server."""
+"""Fixtures: two servers over one store, connected through a Valkey server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notso.web.store.sqlite.store import SQLiteStore
 
 
 class OneStore(SQLiteStore):
-    """Of several servers in one process: opened by the first of them, closed by the test."""
+    """A store shared by several servers in one process. The first server opens it; the test closes it."""
 
     opened = False
 
@@ -25,7 +25,7 @@ class OneStore(SQLiteStore):
             await super().open()
 
     async def close(self) -> None:
-        """Others may still use it."""
+        """Do nothing, because other servers may still use the store."""
 
     async def close_for_good(self) -> None:
         await super().close()
@@ -42,14 +42,14 @@ def valkey_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyS
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, the server is there until it is stopped."""
+    """Extend the Valkey timeouts so that a slow machine does not look like a stopped server."""
     monkeypatch.setattr(valkey_exchange, "ANSWER_SECONDS", 60.0)
     monkeypatch.setattr(valkey_exchange, "COUNTER_ANSWER_SECONDS", 60.0)
 
 
 @pytest.fixture
 def valkey(valkey_process: ValkeyServer) -> ValkeyServer:
-    """Empty, and there."""
+    """Return an empty, running Valkey server."""
     valkey_process.stop()
     valkey_process.start()
     return valkey_process
@@ -59,7 +59,7 @@ def valkey(valkey_process: ValkeyServer) -> ValkeyServer:
 def replica(
     valkey: ValkeyServer, start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Starts servers over the same store."""
+    """Return a function that starts servers over the same store."""
     store = OneStore(tmp_path / "data")
     monkeypatch.setattr(app, "store_of", lambda settings: store)
 

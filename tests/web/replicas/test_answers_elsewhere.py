@@ -1,4 +1,4 @@
-"""An answer that named a conversation is read again, and stopped, at a replica that does not write it."""
+"""An answer of a named conversation can be read again and stopped at a replica that is not writing it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Replica = Callable[..., Any]
 
 
 class Gate:
-    """An engine that says a few words, and the rest when it is let."""
+    """An engine that says a few words and waits for `go` before the rest."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -52,7 +52,7 @@ def two(replica: Replica, script: Any) -> tuple[Any, Any]:
 
 
 def begin(server: Any, frames: int = 3) -> str:
-    """Ask, read a little, hang up; what was read."""
+    """Send a request, read a few frames, disconnect, and return what was read."""
     text = ""
     with (
         httpx.Client(base_url=server.address, timeout=60) as client,
@@ -79,7 +79,7 @@ def test_who_left_reads_on_at_another_replica(replica: Replica, gate: Gate) -> N
         text += "".join(chunks)
     whole = here.client.get("/v1/stream?conv_id=c1").text
     assert numbers(text)[0] == 2 and text.count("[DONE]") == 1
-    assert whole.endswith(text), "frame by frame what the replica that wrote it says"
+    assert whole.endswith(text), "the frames are the same as from the replica that writes the answer"
     assert there.client.get("/v1/stream?conv_id=c1").text == whole
     assert there.client.get("/v1/stream?conv_id=c2").status_code == 404
 

@@ -1,4 +1,4 @@
-"""The address of a Valkey server, as people write it."""
+"""The address of a Valkey server in the forms that people write."""
 
 from __future__ import annotations
 

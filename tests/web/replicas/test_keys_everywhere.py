@@ -1,4 +1,4 @@
-"""Keys, their limits and what they used are those of all servers over one database."""
+"""Keys, their limits and their usage are shared by all servers over one database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY = SignInSettings(require_key=True)
 
 @pytest.fixture
 def book(database: str, tmp_path: Any) -> KeyBook:
-    """As `notso keys` with DATABASE_URL."""
+    """Open the key book as `notso keys` does with DATABASE_URL."""
     return KeyBook(lambda: access_store_at(tmp_path, database))
 
 
@@ -83,4 +83,4 @@ def test_sixty_requests_a_minute_of_a_key_are_sixty_over_three_servers(
     assert 1 <= int(asked(three[2], secret).headers["retry-after"]) <= 60
     assert asked(three[0], other).status_code == 200
     valkey.stop()
-    assert [asked(each, secret).status_code for each in three] == [200] * 3, "each counts alone, and shuts nobody out"
+    assert [asked(each, secret).status_code for each in three] == [200] * 3, "without Valkey each replica counts alone"

@@ -1,4 +1,4 @@
-"""A request repeated with its Idempotency-Key at another replica, while it is answered and afterwards."""
+"""A request is repeated with its Idempotency-Key at another replica, during the answer and after it."""
 
 from __future__ import annotations
 

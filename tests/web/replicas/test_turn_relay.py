@@ -1,4 +1,4 @@
-"""Two servers over one store: what one computes is read, stopped and heard of at the other."""
+"""Two servers over one store: an answer that one computes can be read and stopped at the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Replica = Callable[..., Any]
 
 
 class Gate:
-    """An engine that says half an answer, and the rest when it is let."""
+    """An engine that says half an answer and waits for `open` before the rest."""
 
     def __init__(self, answer: str = ANSWER) -> None:
         self._go = threading.Event()
@@ -78,7 +78,7 @@ def test_an_answer_is_read_at_another_replica_from_where_the_reader_was(
     assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER)
     assert (rest[-1].event, json.loads(rest[-1].data)["state"]) == ("done", "done")
     assert here.finished(asked).content == ANSWER
-    assert there.stream(asked)[-1].event == "done", "the end, from the database"
+    assert there.stream(asked)[-1].event == "done", "the end is read from the database"
 
 
 def endless(messages: object, thinking: bool) -> Iterator[Event]:
@@ -95,7 +95,7 @@ def test_a_stop_reaches_the_replica_that_computes(replica: Replica) -> None:
         client = reading.enter_context(httpx.Client(base_url=there.address, timeout=60))
         stream = reading.enter_context(client.stream("GET", f"/generations/{asked.generation_id}/events"))
         assert there.client.post(f"/generations/{asked.generation_id}/stop").status_code == 303
-        assert '"state": "stopped"' in "".join(stream.iter_text()), "the reader there is told of the end"
+        assert '"state": "stopped"' in "".join(stream.iter_text()), "the reader at the other replica is told of the end"
     stored = here.finished(asked)
     assert stored.state == "stopped" and stored.content.startswith("word")
 
@@ -145,17 +145,17 @@ def test_a_reader_of_a_copy_is_told_of_the_end_though_valkey_is_gone(
     events = there.stream(asked, until=goes)
     for event in events:
         screen.apply(event)
-    assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER), "its last words are the database's"
+    assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER), "the final text comes from the database"
     assert (events[-1].event, json.loads(events[-1].data)["state"]) == ("done", "done")
     assert here.finished(asked).content == ANSWER
     again = here.ask("Again", asked.chat_id, thinking=False)
-    assert here.finished(again).state == "done", "who reads where it is computed notices nothing"
+    assert here.finished(again).state == "done", "a reader at the replica that computes the answer is not affected"
     valkey.start()
     there.wait(lambda: not there.shared.exchange.is_away and not here.shared.exchange.is_away)
 
 
 def test_a_turn_whose_replica_is_gone_ends_for_readers_elsewhere(replica: Replica, gate: Gate) -> None:
-    """What the heartbeat of any replica does: the answer is interrupted in the store, and `ended` is told."""
+    """The heartbeat of any replica interrupts the answer in the store and publishes `ended`."""
     here, there = replica(ScriptedEngine(gate)), replica(ScriptedEngine(gate))
     joined(here, there)
     asked = here.ask("Hello", thinking=False)
@@ -181,7 +181,8 @@ def test_a_browser_stays_logged_in_and_out_everywhere(replica: Replica) -> None:
     joined(here, there)
     assert here.client.post("/login", data={"api_key": KEY}).status_code == 303
     (token,) = here.client.cookies.values()
-    proxied = {"Cookie": f"notso_session={token}", "Host": "localhost"}  # as of a proxy that both stand behind
+    # the headers a browser sends through a proxy in front of both servers
+    proxied = {"Cookie": f"notso_session={token}", "Host": "localhost"}
     with httpx.Client(base_url=there.address, headers=proxied, timeout=60) as elsewhere:
         assert elsewhere.get("/").status_code == 200
         assert elsewhere.post("/logout").status_code == 303
@@ -190,7 +191,7 @@ def test_a_browser_stays_logged_in_and_out_everywhere(replica: Replica) -> None:
 
 
 def test_a_browser_behind_a_proxy_is_signed_in_at_every_replica(replica: Replica) -> None:
-    """The cookie is named after the port in Host: that of the proxy, whatever port a replica listens on."""
+    """The cookie name contains the port of the Host header, which is the proxy's port and not that of a replica."""
     here, there = replica(ScriptedEngine(), api_key=KEY), replica(ScriptedEngine(), api_key=KEY)
     joined(here, there)
     for host in ("localhost", "localhost:8443"):

@@ -1,4 +1,4 @@
-"""A limit counts over all replicas, and over each alone while nobody can be asked."""
+"""A limit counts requests over all replicas, or per replica while Valkey is unreachable."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_sixty_a_minute_over_three_replicas_are_sixty(valkey: ValkeyServer) -> N
         assert sum(await asyncio.gather(*asked)) == 60
         assert not await replicas[1].test(SIXTY, REQUESTS, "10.0.0.1")
         assert 0 < await replicas[2].free_at(SIXTY, REQUESTS, "10.0.0.1") - time.time() <= 60
-        assert await replicas[0].hit(SIXTY, REQUESTS, "10.0.0.2"), "others are not touched"
-        assert await replicas[0].test(SIXTY, WRONG_KEYS, "10.0.0.1"), "nor what else is counted"
+        assert await replicas[0].hit(SIXTY, REQUESTS, "10.0.0.2"), "other addresses are not limited"
+        assert await replicas[0].test(SIXTY, WRONG_KEYS, "10.0.0.1"), "other limits are not affected"
 
     asyncio.run(run())
 
@@ -37,9 +37,9 @@ def test_while_nobody_can_be_asked_each_counts_alone(valkey: ValkeyServer) -> No
 
         assert await through(90) == 60
         await asyncio.to_thread(valkey.stop)
-        assert await through(300) == 180, "sixty of each replica, and nobody is shut out"
+        assert await through(300) == 180, "each replica lets sixty requests through, and nobody is refused altogether"
         await asyncio.to_thread(valkey.start)
         now[0] += 10
-        assert await through(90) == 60, "it counts for all again; what it counted before is gone"
+        assert await through(90) == 60, "the shared count works again, without the requests counted per replica"
 
     asyncio.run(run())

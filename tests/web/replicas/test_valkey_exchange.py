@@ -1,4 +1,4 @@
-"""What replicas tell each other arrives, once the server is there again too, and a follower misses nothing."""
+"""Messages between replicas arrive, including after Valkey returns, and a follower misses none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from notso.web.values.errors import SettingsError
 
 
 class Lines:
-    """A log of lines; each is a change."""
+    """A log of lines; each line is one change."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -56,7 +56,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def joined(*exchanges: ValkeyExchange) -> None:
-    """Once they read what is told from now on."""
+    """Start the exchanges and wait until they read new messages."""
     for each in exchanges:
         each.start()
     await until(lambda: all(each._at is not None for each in exchanges))
@@ -107,7 +107,7 @@ def test_a_follower_gets_all_from_the_first_whenever_it_comes(valkey: ValkeyServ
                 log.add("the last", last=True)
                 await until(lambda: early.finished and late.finished)
         assert early.lines == late.lines == log.lines
-        assert not here._published, "what has ended and is told is let go"
+        assert not here._published, "a finished log is released after its end has been published"
         after_the_end = Lines()
         with there.following("x", after_the_end.take):
             await until(lambda: after_the_end.finished)
@@ -149,8 +149,8 @@ def test_while_the_server_is_away_nothing_is_lost_that_matters(valkey: ValkeySer
             here.tell("word", value="stop")
             await until(lambda: here.is_away and there.is_away)
             assert await there.claim("c", "me") == "" and await there.recall("v") is None
-            assert await there.is_held("c"), "who cannot ask does not say that nobody is there"
-            await asyncio.to_thread(valkey.start)  # empty
+            assert await there.is_held("c"), "a replica that cannot ask must not report that nobody holds the claim"
+            await asyncio.to_thread(valkey.start)  # Valkey restarts with an empty database.
             await until(lambda: copy.lines == log.lines and heard == ["stop"] and bool(gaps))
             log.add("after", last=True)
             await until(lambda: copy.finished)
@@ -237,7 +237,8 @@ def test_it_ends_also_where_the_client_loses_a_cancellation(
 
 
 def test_a_server_that_is_silent_holds_nobody(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It accepts connections and answers nothing: who asks goes on alone, and closing does not wait for it."""
+    """Valkey accepts connections and never answers: replicas continue on their own, and closing does not wait for
+    it."""
     monkeypatch.setattr(valkey_exchange, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(valkey_exchange, "COUNTER_ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(valkey_exchange, "BLOCK_SECONDS", 0.1)
@@ -251,7 +252,7 @@ def test_a_server_that_is_silent_holds_nobody(valkey: ValkeyServer, monkeypatch:
         await until(lambda: here.is_away)
         assert await here.claim("c", "me") == "" and await here.recall("v") is None and await here.is_held("c")
         assert await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1")
-        assert not await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1"), "it counts by itself"
+        assert not await counters.hit(RateLimitItemPerMinute(1), "requests", "10.0.0.1"), "this replica counts alone"
         proxy.silent = False
         await until(lambda: not here.is_away)
         while await here.recall("v") != "1":

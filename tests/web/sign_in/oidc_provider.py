@@ -1,4 +1,4 @@
-"""A small OpenID provider on loopback, whose tokens can be made wrong in one way each."""
+"""A small OpenID provider on loopback. Each fault in its tokens can be enabled separately."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLIENT, SECRET = "notso-client", "a secret: of % signs"
 
 
 class Provider:
-    """`claims` and `wrong` may be changed at any time; `asked` are the paths that were asked for."""
+    """An OpenID provider. Tests may change `claims` and `wrong` at any time; `asked` lists the requested paths."""
 
     def __init__(self) -> None:
         self.key = KEYS["one"]
@@ -39,7 +39,7 @@ class Provider:
         return {"issuer": issuer, **{name: f"{self.issuer}/{end}" for name, end in ends.items()}}
 
     def authorize(self, query: dict[str, str]) -> str:
-        """What a person's consent leads to: the address to come back to."""
+        """Return the redirect address of a user who consents."""
         assert query["response_type"] == "code" and query["client_id"] == CLIENT and "openid" in query["scope"].split()
         assert query["code_challenge_method"] == "S256"
         code = f"code-{len(self.codes)}"
@@ -120,14 +120,14 @@ def serving(provider: Provider) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing."""
+            """Print no log lines."""
 
     return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
 
 @contextmanager
 def running_provider() -> Iterator[Provider]:
-    """One, while it is needed."""
+    """Run a provider inside the context."""
     provider = Provider()
     server = serving(provider)
     provider.issuer = f"http://127.0.0.1:{server.server_address[1]}"

@@ -1,4 +1,4 @@
-"""Keys that were given out: who they let in, what they limit, and that revoking one counts at once."""
+"""API keys: the access they give, their limits, and their immediate revocation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MANY = SignInSettings(require_key=True)
 
 @pytest.fixture
 def book(tmp_path: Path) -> KeyBook:
-    """That of the server's data directory."""
+    """Return the key book of the server's data directory."""
     return KeyBook(lambda: SQLiteAccessStore(tmp_path / "data"))
 
 
@@ -89,7 +89,7 @@ def test_a_revoked_key_counts_no_more_at_the_next_request(start: Start, book: Ke
     book.revoke("ann")
     assert asked(server, secret).status_code == 401 and client.get("/").status_code == 401
     assert client.post("/login", data={"api_key": secret}).status_code == 403
-    again, _ = book.add("ann")  # while the server runs
+    again, _ = book.add("ann")  # added while the server runs
     assert asked(server, again).status_code == 200
 
 
@@ -133,7 +133,8 @@ def test_requests_a_minute_are_counted_by_key(start: Start, book: KeyBook) -> No
     assert (
         1 <= int(refused.headers["retry-after"]) <= 60 and "3 requests per minute" in refused.json()["error"]["message"]
     )
-    assert server.client.get("/v1/models", headers=bearer(ann)).status_code == 200  # reading is free
+    # reading does not count toward the limit
+    assert server.client.get("/v1/models", headers=bearer(ann)).status_code == 200
     page = server.client.post("/chats", data={"text": "Hi", "key": new_id()}, headers=bearer(ann))
     assert page.status_code == 429
     assert asked(server, bob).status_code == 200
@@ -190,7 +191,7 @@ def test_while_the_store_fails_known_keys_hold_for_a_minute_and_no_count_is_lost
         for name in ("key_of", "add_usage", "add_audit", "used_on"):
             broken.setattr(store, name, fail)
         assert asked(server, secret).status_code == 200 and asked(server, SERVER_KEY).status_code == 200
-        for unknown in (other, "notso-wrong", limited):  # of the last one it cannot be known what it used
+        for unknown in (other, "notso-wrong", limited):  # for the key with a limit, the usage cannot be read
             refused = asked(server, unknown)
             assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
         assert server.client.post("/login", data={"api_key": other}).status_code == 503
@@ -204,7 +205,7 @@ def test_while_the_store_fails_known_keys_hold_for_a_minute_and_no_count_is_lost
 
 
 def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -> None:
-    """Other people's conversations above all: a backup holds them."""
+    """Routes that expose or change data of all users, such as a backup, are only for operators."""
     ann, operator = book.add("ann")[0], book.add("olga", is_operator=True)[0]
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     routes = {f"{method} {context.path}" for context in contexts(server) for method in context.original_route.methods}
@@ -305,7 +306,7 @@ def test_keys_are_created_and_revoked_on_the_operators_page(start: Start, book: 
     assert made.status_code == 200 and made.headers["cache-control"] == "no-store"
     secret = re.search(r"<code>(notso-[\w-]+)</code>", made.text)
     assert secret and "5,000" in made.text and asked(server, secret[1]).status_code == 200
-    assert secret[1] not in server.client.get("/operator", headers=bearer(operator)).text, "it is shown once"
+    assert secret[1] not in server.client.get("/operator", headers=bearer(operator)).text, "shown only once"
     refused = [create(name=name) for name in ("bob", "", "x" * 65)] + [create(name="eve", tokens_per_day="many")]
     assert {each.status_code for each in refused} == {400}
     assert {key.name for key in book.all()} == {"olga", "ann", "bob"}
@@ -341,7 +342,7 @@ def test_a_user_is_removed_on_the_operators_page(start: Start, book: KeyBook) ->
     for name, reason in (("olga", "cannot remove yourself"), ("eve", "no key named eve"), ("", "no key named")):
         refused = remove(name)
         assert refused.status_code == 400 and reason in refused.text
-    assert remove("ann").status_code == 303, "the running answer is stopped first"
+    assert remove("ann").status_code == 303, "the running answer is stopped before the removal"
     assert server.client.get("/", headers=bearer(ann)).status_code == 401
     assert {key.name for key in book.all()} == {"olga"}
     store, accounts = server.shared.store, server.shared.accounts
@@ -353,7 +354,7 @@ def test_a_user_is_removed_on_the_operators_page(start: Start, book: KeyBook) ->
     assert "ann</th>" not in page and "with all data" in page
     release.set()
     server.on_loop(accounts.flush)
-    assert remove("proxy:ann").status_code == 303, "a user without a key"
+    assert remove("proxy:ann").status_code == 303, "a user without a key can be removed too"
 
 
 def test_however_many_keys_are_shown_no_more_are_looked_up_than_needed(

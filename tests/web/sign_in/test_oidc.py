@@ -1,4 +1,4 @@
-"""Signing in at an OpenID provider that the test runs: who it says comes in, and nothing forged does."""
+"""Sign-in at an OpenID provider that the test runs: verified users get access, and forged responses do not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def provider() -> Iterator[Provider]:
 
 @pytest.fixture
 def serve(start: Start, provider: Provider) -> Callable[..., Any]:
-    """A server that sends people there. Its port is known only then, so the address it is found at is corrected."""
+    """Return a function that starts a server with OpenID sign-in. The redirect address is corrected once the port is
+    known."""
 
     def begin(operators: tuple[str, ...] = (), **chosen: Any) -> Any:
         given = {
@@ -51,7 +52,7 @@ def browser(server: Any) -> httpx.Client:
 
 
 def sent_back(client: httpx.Client) -> httpx.Response:
-    """Through the provider and back, to what the server says then."""
+    """Follow the redirects to the provider and back; return the server's response."""
     there = client.get("/login/oidc")
     assert there.status_code == 303, there.text
     consented = httpx.get(there.headers["location"])
@@ -135,7 +136,7 @@ def test_a_sign_in_counts_once_and_in_the_browser_that_began_it(serve: Callable[
     client, other = browser(server), browser(server)
     there = client.get("/login/oidc").headers["location"]
     back = httpx.get(there).headers["location"]
-    assert other.get(back).status_code == 403  # another's browser: login with somebody else's account
+    assert other.get(back).status_code == 403  # in another browser, which would be login CSRF
     assert other.get("/login/oidc").status_code == 303 and other.get(back).status_code == 403
     assert client.get(back).status_code == 200 and client.get(back).status_code == 403
     state = parse_qs(urlsplit(there).query)["state"][0]
@@ -157,7 +158,7 @@ def test_nobody_is_shut_out_by_sign_ins_that_others_begin(serve: Callable[..., A
 
 
 def test_cookies_are_secure_where_browsers_come_by_https(serve: Callable[..., Any], provider: Provider) -> None:
-    """Also where a proxy in front speaks http to us and is not believed."""
+    """The cookie is secure even if the proxy in front uses plain HTTP and is not trusted."""
     for address, is_secure in (("https://notso.example", True), ("http://127.0.0.1", False)):
         server = serve(public_url=address)
         assert ("secure" in browser(server).get("/login/oidc").headers["set-cookie"].lower()) is is_secure
@@ -201,7 +202,7 @@ def test_who_is_not_allowed_stays_outside(serve: Callable[..., Any], provider: P
     ):
         provider.claims["email"] = email
         assert sent_back(browser(server)).status_code == status, email
-    for verified in (False, "false"):  # some providers write it as a text
+    for verified in (False, "false"):  # Some providers send this flag as a string.
         provider.claims |= {"email": "bob@example.org", "email_verified": verified}
         assert sent_back(browser(server)).status_code == 403
 
@@ -230,7 +231,7 @@ def test_who_comes_back_without_end_causes_no_write_for_each(serve: Callable[...
     accounts.store.write = noting
     told = {server.client.get("/login/oidc/callback?state=x&code=y").status_code for _ in range(50)}
     told |= {server.client.post("/login", data={"api_key": "notso-wrong"}).status_code for _ in range(50)}
-    assert told == {403} and len(written) <= 2, "what was written meanwhile was written now and then"
+    assert told == {403} and len(written) <= 2, "repeated failures are written to the log only now and then"
     server.on_loop(lambda: accounts._write_audit(all_of_it=True))
     log = server.on_loop(lambda: accounts.store.audit(1000))
     assert len(log) <= 6 and sum(each.count for each in log) == 100

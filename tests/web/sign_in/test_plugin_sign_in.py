@@ -1,4 +1,4 @@
-"""A plugin says who sent a request; where it fails nobody is let in by it."""
+"""Sign-in by a plugin: if the plugin fails, access is denied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy in front names people in a header: from its own address only."""
+"""Sign-in by a proxy that names the user in a header, accepted only from the proxy's own address."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_behind_a_proxy(start: Callable[..., Any], address: str, status: int) ->
 
 
 def test_a_proxy_that_says_for_whom_it_speaks_is_still_the_proxy(start: Callable[..., Any]) -> None:
-    """Its own address counts, and not the one it names."""
+    """The address of the connection counts, not the one in X-Forwarded-For."""
     for trusted, status in (("127.0.0.1", 200), ("192.0.2.1", 401)):
         proxy = ProxySignIn(header="X-User", addresses=(trusted,))
         server = start(ScriptedEngine(), sign_in=SignInSettings(proxy=proxy), trusted_proxies=("127.0.0.1",)).ready()

@@ -1,4 +1,4 @@
-"""Quotas are exact: what a request may use is reserved before it begins, and what it did not use is given back."""
+"""Quotas are exact: a request reserves the most it may use, and the unused rest is returned when it ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BODY = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 class Servers:
-    """Some over one store, and a book of its keys."""
+    """One or three servers over one store, and the key book of that store."""
 
     def __init__(self, start: Start, folder: Path, how: str, database: str | None) -> None:
         self.book = KeyBook(lambda: access_store_at(folder / "data", database))
@@ -46,7 +46,7 @@ class Servers:
             self.all.append(start(engine, **settings, **data).ready())
 
     def flood(self, secret: str, body: dict[str, Any]) -> list[httpx.Response]:
-        """So many at once, spread over all."""
+        """Send AT_ONCE requests at the same time, spread over all servers."""
 
         def ask(number: int) -> httpx.Response:
             server = self.all[number % len(self.all)]
@@ -65,7 +65,8 @@ class Servers:
 
 @pytest.fixture(params=["one", "three"])
 def servers(request: pytest.FixtureRequest, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Servers:
-    """One with a file of its own, or three over PostgreSQL. However slow the machine is, what is held is waited for."""
+    """One server over SQLite, or three over PostgreSQL. Requests wait long for reserved tokens, so slow machines pass
+    too."""
     monkeypatch.setattr(accounts_module, "PATIENCE_SECONDS", 60.0)
     database = request.getfixturevalue("database") if request.param == "three" else None
     return Servers(start, tmp_path, request.param, database)
@@ -81,7 +82,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def completions(answers: list[httpx.Response]) -> list[tuple[str, int]]:
-    """Why those that were answered ended, and how much they wrote."""
+    """Return the finish reason and length of each successful answer."""
     good = [each.json() for each in answers if each.status_code == 200]
     return sorted((each["choices"][0]["finish_reason"], each["usage"]["completion_tokens"]) for each in good)
 
@@ -111,7 +112,7 @@ def test_forty_at_once_use_a_limit_of_tokens_to_the_last(servers: Servers) -> No
 
 
 def test_what_was_not_written_is_given_back(servers: Servers) -> None:
-    """Without max_tokens each holds all that is left, and the others wait for what it does not write."""
+    """Without max_tokens each request reserves the whole rest, and the others wait for the unused part."""
     for engine in servers.engines:
         engine.script = lambda *_: say("Hello!", piece=1)
     limit = 30 * (PROMPT + 6) + PROMPT
@@ -168,7 +169,7 @@ def test_pages_suggestions_and_drafts_stand_before_the_same_gate(one: Servers) -
 
 
 def test_a_page_that_comes_second_is_refused_before_it_is_stored(one: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have passed the first look at what is used: one of them is held by the engine then."""
+    """Both requests pass the first check of the quota; the engine holds one of them at that point."""
     monkeypatch.setattr(accounts_module, "PATIENCE_SECONDS", 0.05)
     secret, key = one.book.add("ann", requests_per_day=1)
     server, engine = one.all[0], one.engines[0]
@@ -206,11 +207,11 @@ def test_forty_at_once_of_what_continues_a_chat_are_refused_before_they_are_stor
     assert servers.used(key).requests == 3 == sum(len(each.requests) for each in servers.engines)
     kept = [servers.all[0].on_loop(lambda chat=chat: store.messages(owner, chat.id)) for chat, _ in chats]
     unchanged = [each for each in kept if [message.state for message in each] == ["done", "stopped"]]
-    assert len(unchanged) == AT_ONCE - 3, "no failed answer is left behind"
+    assert len(unchanged) == AT_ONCE - 3, "the refused requests leave no failed answers behind"
 
 
 class SlowStore:
-    """Records usage once `go` is set."""
+    """A store that records usage after `go` is set."""
 
     def __init__(self) -> None:
         self.began, self.go = asyncio.Event(), asyncio.Event()

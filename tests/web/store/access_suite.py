@@ -1,4 +1,4 @@
-"""What every AccessStore must do. A store's own test file names how one is made:
+"""Tests for every AccessStore. The test file of a store says how to create it:
 
 class TestMine(AccessSuite):
     def make(self, folder): return MyAccessStore(...)
@@ -25,16 +25,16 @@ BOB = ApiKey("k2", "bob", 2_000)
 
 
 def taken(reserved: list[Reservation] | Used) -> list[Reservation]:
-    """They were."""
+    """Require that the reservation succeeded, and return it."""
     assert isinstance(reserved, list), reserved
     return reserved
 
 
 class AccessSuite:
-    """Subclassed for each store; every test gets an empty one."""
+    """Subclass this for each store; every test gets an empty store."""
 
     def make(self, folder: Path) -> AccessStore:
-        """A store, and the same one again for the same folder. Not opened."""
+        """Return a store that is not open yet. Two stores for the same folder share their data."""
         raise NotImplementedError
 
     def run(self, folder: Path, work: Callable[[AccessStore], Awaitable[None]]) -> None:
@@ -96,8 +96,9 @@ class AccessSuite:
             [first] = taken(await store.reserve(DAY, "a", quota, [asked]))
             assert (first.tokens, first.answer_tokens, first.owner, first.day) == (60, 50, "a", DAY)
             [second] = taken(await store.reserve(DAY, "a", quota, [asked]))
-            assert second.answer_tokens == 10  # all that is left
-            assert await store.reserve(DAY, "a", quota, [Wanted(0, 0)]) == Used(1, 10, 10)  # of 3 requests none is left
+            assert second.answer_tokens == 10  # the whole rest of the quota
+            # the third request exceeds the limit on requests
+            assert await store.reserve(DAY, "a", quota, [Wanted(0, 0)]) == Used(1, 10, 10)
             assert len(taken(await store.reserve(DAY, "b", quota, [asked]))) == 1
             assert len(taken(await store.reserve(DAY + timedelta(days=1), "a", quota, [asked]))) == 1
             await store.add_usage([], [second])
@@ -155,7 +156,7 @@ class AccessSuite:
             for number in range(8):
                 await store.add_audit(AuditEntry(number, "local", "x"))
             assert [entry.at_ms for entry in await store.audit(100)] == [7, 6, 5]
-            for number in range(8, 12):  # nobody's actions push an operator's out
+            for number in range(8, 12):  # Other users' entries never displace an operator's.
                 await store.add_audit(AuditEntry(number, "olga", "y", by_operator=True))
             for number in range(12, 20):
                 await store.add_audit(AuditEntry(number, "local", "x"))

@@ -1,4 +1,4 @@
-"""The stores: one suite runs on each."""
+"""Fixtures that run the same tests on every store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notso.web.store.sqlite.store import SQLiteStore
 
 
 class Kept:
-    """Conversations in one place; each `run` opens a store there, and closes it."""
+    """A place for conversations; each `run` opens a store there and closes it."""
 
     def __init__(self, kind: str, store: Callable[[], Any]) -> None:
         self.kind = kind
@@ -36,6 +36,6 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
 
 @pytest.fixture(scope="session")
 def restarted() -> Iterator[PostgresServer]:
-    """A server that syncs to disk, to be stopped, and started again, by the tests."""
+    """A PostgreSQL server that syncs to disk and that tests may stop and restart."""
     with postgres_server(durable=True) as server:
         yield server

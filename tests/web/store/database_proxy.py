@@ -1,4 +1,4 @@
-"""Stands between a store and its database: counts round trips, and falls silent."""
+"""A proxy between a store and its database that counts round trips and can stop responding."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 
 class DatabaseProxy:
-    """`trips`: how often a client sent something after it had an answer. `silent`: it takes what comes, and passes on
-    nothing."""
+    """A proxy for PostgreSQL connections.
+
+    `trips`: number of requests that followed a response. `silent`: accept data without forwarding it.
+    """
 
     def __init__(self, url: str) -> None:
         self.trips = 0
@@ -65,7 +67,7 @@ class DatabaseProxy:
 
 @contextlib.contextmanager
 def database_proxy(url: str) -> Iterator[DatabaseProxy]:
-    """In front of the database at `url`."""
+    """Run a proxy in front of the database at `url`."""
     proxy = DatabaseProxy(url)
     try:
         yield proxy

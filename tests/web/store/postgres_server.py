@@ -1,4 +1,4 @@
-"""A PostgreSQL of our own for tests: Debian's binaries, a random port, a folder that goes away with it."""
+"""A private PostgreSQL server for tests: Debian's binaries, a random port, and a temporary folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 MISSING = "PostgreSQL's server is not here (Debian's package `postgresql`)"
-USER = "postgres"  # whom Debian's package makes: the server refuses to run as root
+USER = "postgres"  # the user that Debian's package creates; PostgreSQL refuses to run as root
 START_SECONDS = 60
 
 
 def binaries() -> Path | None:
-    """Where the newest server's programs lie."""
+    """Return the folder with the binaries of the newest PostgreSQL version."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
     if found:
         return found[-1].parent
@@ -30,7 +30,7 @@ def binaries() -> Path | None:
 
 
 class PostgresServer:
-    """One that listens on loopback. `durable`: it syncs to disk, as it does by default."""
+    """A PostgreSQL server on loopback. `durable`: sync to disk, as PostgreSQL does by default."""
 
     def __init__(self, folder: Path, *, durable: bool = False) -> None:
         bin_folder = binaries()
@@ -58,7 +58,10 @@ class PostgresServer:
         return f"postgresql://{USER}@127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Begin to listen, on the same port as ever, and return when it answers. Not in a thread: it ends with it."""
+        """Start on the same port as before and wait until the server responds.
+
+        Call this from the main thread: the server ends with the thread that started it.
+        """
         settings = {"port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": self._folder}
         settings |= {"log_min_messages": "panic", "max_connections": 60, "shared_buffers": "16MB"}
         settings |= {} if self._durable else {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
@@ -69,14 +72,14 @@ class PostgresServer:
             assert self._process.poll() is None, "the server ended"
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT: transactions are broken off, what is kept is in order. SIGQUIT: as when the power fails."""
+        """Stop the server: SIGINT aborts transactions and shuts down cleanly, SIGQUIT imitates a power failure."""
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait(START_SECONDS)
             self._process = None
 
     def new_database(self) -> str:
-        """The address of an empty database."""
+        """Create an empty database and return its address."""
         self._names += 1
         name = f"test_{self._names}"
         made = self._run("createdb", *self._where, "-T", "template0", name)
@@ -88,14 +91,14 @@ class PostgresServer:
         return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=START_SECONDS, check=False)
 
     def _command(self, program: str, *arguments: str) -> list[str]:
-        """As a user it accepts; whatever happens to the tests, it ends with the thread that started it."""
+        """Build a command that runs as an allowed user and ends with the thread that starts it."""
         user = ["--reuid", USER, "--regid", USER, "--clear-groups"] if os.getuid() == 0 else []
         return ["setpriv", *user, "--pdeathsig", "QUIT", str(self._bin / program), *arguments]
 
 
 @contextlib.contextmanager
 def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
-    """Start one, and remove it. Skips where there is none."""
+    """Run a server inside the context. Skip the test if PostgreSQL is not installed."""
     pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
     with tempfile.TemporaryDirectory(prefix="notso-postgres-", ignore_cleanup_errors=True) as folder:
         server = PostgresServer(Path(folder), durable=durable)

@@ -1,4 +1,4 @@
-"""Chats and turns for the tests of stores."""
+"""Chats and turns for tests of the stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWNER = "somebody"
 
 
 def in_store(store: Any, work: Callable[[Any], Awaitable[None]]) -> None:
-    """Do something with a store that is open meanwhile."""
+    """Open the store, run `work` with it, and close the store."""
 
     async def session() -> None:
         await store.open()
@@ -55,7 +55,7 @@ async def shown(store: ChatStore, chat: Chat) -> list[str]:
 
 
 def large_chats(turns: int = 500, small: int = 300) -> list[tuple[Chat, list[StoredMessage]]]:
-    """A long chat, and many short ones: more than one transaction writes at once."""
+    """Return one long chat and many short ones, which take more than one transaction to write."""
     chat, messages = a_chat("long"), list[StoredMessage]()
     for number in range(2 * turns):
         role: Any = "user" if number % 2 == 0 else "assistant"

@@ -1,4 +1,4 @@
-"""People and keys in SQLite and in PostgreSQL."""
+"""Users and keys in SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_the_file_is_private_and_holds_no_key(tmp_path: Path) -> None:
     path = tmp_path / "data" / ACCESS_FILE
     assert SQLiteAccessStore.exists(path.parent) and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert {each.name for each in path.parent.iterdir()} == {ACCESS_FILE}  # no WAL, which two writers could damage
+    # no WAL file, which two writing processes could damage
+    assert {each.name for each in path.parent.iterdir()} == {ACCESS_FILE}
 
 
 def test_a_newer_or_broken_file_is_told_and_left(tmp_path: Path) -> None:
@@ -105,11 +106,11 @@ def test_damage_is_told_of_the_file_of_keys_and_not_of_the_conversations(tmp_pat
                 assert "notso.db" not in str(told.value) and "conversations are in another file" in str(told.value)
                 with pytest.raises(StorageDamagedError, match=r"access\.db"):
                     await store.add_usage([])
-            with pytest.raises(StorageDamagedError, match=said):  # nor does another one begin with it
+            with pytest.raises(StorageDamagedError, match=said):  # a new process refuses the file too
                 await SQLiteAccessStore(tmp_path).open()
-            assert path.read_bytes() == bad, "it was left as it is"
+            assert path.read_bytes() == bad, "the damaged file must stay unchanged"
         path.write_bytes(good)
-        assert await store.keys() == [ANN], "and put back it serves again"
+        assert await store.keys() == [ANN], "the store works again once the file is restored"
 
     on_file(tmp_path, work)
 
@@ -124,7 +125,7 @@ def test_a_file_that_goes_is_missed_and_another_in_its_place_is_used(tmp_path: P
                 await store.keys()
             with pytest.raises(StorageError, match="is missing"):
                 await store.add_usage([])
-        assert not path.exists(), "none is made in its place, which would know no keys"
+        assert not path.exists(), "no empty file may replace it, because that would revoke all keys"
         other = SQLiteAccessStore(tmp_path)
         await other.add_key(BOB, b"2" * 32)
         await other.close()
@@ -161,7 +162,7 @@ def test_while_another_program_holds_it_one_waits_and_the_others_do_not(
         waits.clear()
         with pytest.raises(StorageError, match="locked by another program"):
             await store.add_usage([])
-        assert waits == [2], "who reads and who writes wait each for themselves"
+        assert waits == [2], "reads and writes have separate waiting times"
         holder.execute("COMMIT")
         holder.close()
         waits.clear()

@@ -1,4 +1,4 @@
-"""`notso store copy`: to PostgreSQL and back, all or nothing, and nothing differs afterwards."""
+"""`notso store copy` to PostgreSQL and back: the copy is complete or absent, and the data stay identical."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STRANGE = "Ünïcödé \u2028 '; DROP TABLE chats; -- 😀 \x00 \x01 \x010 \x02 
 
 
 async def fill(store: SQLiteStore, chats: int = 3) -> None:
-    """Everything a store can hold."""
+    """Store something of every kind."""
     for owner in (OWNER, "other"):
         await store.set_defaults(owner, {"temperature": 0.1, "seed": 2**53 + 1})
         await store.save_prompt(owner, SavedPrompt(STRANGE, "instructions", STRANGE))
@@ -79,7 +79,7 @@ async def fill(store: SQLiteStore, chats: int = 3) -> None:
 
 
 async def fill_access(store: AccessStore) -> None:
-    """Keys, a revoked one too, usage and the log."""
+    """Add keys (one of them revoked), usage and the audit log."""
     for number, name in enumerate((STRANGE, "ann", "ann", "bob")):
         key = ApiKey(f"k{number}", name, number, number, 2**50 + number, is_operator=number % 2 == 1)
         assert await store.add_key(key, bytes([number, 0, 255]) * 10)
@@ -95,7 +95,7 @@ def in_directory(directory: Path, work: Any) -> None:
 
 
 def everything(directory: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """What is in the tables, and in which order responses came."""
+    """Return the rows of all tables, and the responses in insertion order."""
     db = sqlite3.connect(directory / "notso.db")
     tables = ("chats", "messages", "trash", "preferences", "prompts", "library_members", "memories")
     tables += ("api_files", "api_file_parts", "api_batches", "kept_answers")
@@ -163,7 +163,7 @@ def test_keys_are_in_the_way_as_conversations_are(tmp_path: Path, database: str)
     with pytest.raises(StorageError, match="is not empty"):
         copy_everything(database, str(after))
     assert sum(each.rows for each in copy_everything(database, str(tmp_path / "new"))) == 4 + 28 + 5, (
-        "nothing else came"
+        "the refused copies added nothing"
     )
 
 

@@ -1,4 +1,4 @@
-"""A damaged database is read as far as that goes and never written; a backup is whole and takes its place."""
+"""A damaged database is read as far as possible and never written; a backup is complete and can replace it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
 
 
 def filled(start: Start, chats: int = 3) -> list[Any]:
-    """A database with a few chats, its server gone."""
+    """Create a database with a few chats and stop its server."""
     server = start(ScriptedEngine(lambda m, t: say("A plain answer. " * 200))).ready()
     asked = [server.ask(f"Question {number}") for number in range(chats)]
     for each in asked:
@@ -33,7 +33,7 @@ def filled(start: Start, chats: int = 3) -> list[Any]:
 
 
 def ruin(path: Path) -> None:
-    """As an unclean end with a bad disk would leave it: marked as open, its index of turns torn."""
+    """Imitate a crash on a bad disk: mark the database as open and overwrite one index page with random bytes."""
     db = sqlite3.connect(path)
     db.execute("INSERT OR REPLACE INTO facts VALUES ('open', '1')")
     db.commit()
@@ -112,7 +112,7 @@ def test_a_backup_of_a_running_server_is_whole(start: Start, tmp_path: Path) -> 
     server.on_loop(server.chat.backing_up.release)
     assert server.client.get("/backup").content[:15] == b"SQLite format 3"
     server.wait(lambda: not server.chat.backing_up.locked())
-    assert run_command_line(["backup", str(copy), "--from", server.address]) != 0, "an old copy is never overwritten"
+    assert run_command_line(["backup", str(copy), "--from", server.address]) != 0, "existing files are not overwritten"
 
 
 def test_a_backup_goes_back_in_its_place(start: Start, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""kill -9 while documents are added, parsed and deleted: none is half there, and none that was acknowledged is lost."""
+"""kill -9 while documents are added, parsed and deleted: none is half stored, and no acknowledged one is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TABLES = ("document_parts", "document_texts")
 
 
 def killed(folder: Path, seed: int, lines: int) -> list[list[str]]:
-    """Work until so many lines were read, and kill; return all acknowledgments."""
+    """Run the worker until it has printed `lines` lines, kill it, and return everything it acknowledged."""
     command = [sys.executable, "-c", WORKER, str(folder), str(seed), str(Path(__file__).parents[2])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
@@ -76,7 +76,7 @@ def test_documents_survive_kills(tmp_path: Path, kills: int) -> None:
 
 async def _check(store: Any, kept: dict[str, str], ready: set[str]) -> None:
     there = {each.id: each for each in await store.documents.documents(OWNER)}
-    # The last deletion may be done though nobody was told.
+    # The last deletion may have been done without an acknowledgment.
     missing = kept.keys() - there.keys()
     assert len(missing) <= 1
     for each in missing:

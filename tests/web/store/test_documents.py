@@ -1,4 +1,4 @@
-"""Libraries in both databases: documents, their text, search, and deletion to the last byte."""
+"""Document libraries in both databases: documents, their text, search, and complete deletion."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_a_document_is_queued_parsed_and_read(kept: Kept) -> None:
         assert again == new and await store.documents.content(OWNER, new.id) == content
         assert await store.documents.text(OWNER, new.id) is None
         assert await store.documents.claim(1_000) == (new, content)
-        assert await store.documents.claim(1_000) is None, "nobody else parses it"
-        assert await store.documents.claim(1_001 + int(1000 * PARSING_SECONDS)) is not None, "its process is gone"
+        assert await store.documents.claim(1_000) is None, "a document is claimed by only one parser"
+        assert await store.documents.claim(1_001 + int(1000 * PARSING_SECONDS)) is not None, "the claim has expired"
         await store.documents.fail(new.id, "is encrypted")
         assert not await store.documents.finish(new.id, parsed(*PAGES))
         (failed,) = await store.documents.documents(OWNER)
@@ -212,7 +212,7 @@ def test_a_project_holds_chats_and_is_deleted_with_its_documents_alone(kept: Kep
         assert await documents.move_chat(OWNER, chat.id, project.id)
         await documents.forgot(await documents.stale())
         one = (await documents.documents(OWNER, project.id))[0]
-        assert await documents.delete(OWNER, one.id), "a chat of the project has read it"
+        assert await documents.delete(OWNER, one.id), "a chat of the project has used the document"
         assert [each.conversation for each in await documents.stale()] == [accepted.user_message.id]
         assert await documents.delete_library(OWNER, project.id)
         assert not await documents.delete_library(OWNER, project.id)
@@ -251,7 +251,7 @@ def markers() -> list[str]:
 
 
 async def planted_and_deleted(store: Any, words: list[str]) -> list[bytes]:
-    """Plant markers in a file, its text and its words, between others that stay; delete it, and return all markers."""
+    """Add a document with marker words between others that stay, delete it, and return every form of its markers."""
     for number in range(3):
         await added(store, *(" ".join(markers()) for _ in range(9)), name=f"{number}.txt")
     pages = [" ".join(words[at : at + 40]) for at in range(0, len(words), 40)]
@@ -282,7 +282,7 @@ async def planted_and_deleted(store: Any, words: list[str]) -> list[bytes]:
 
 
 def raw_and_inflated(data: bytes) -> Iterator[bytes]:
-    """Yield the data, and what can be inflated of every zlib stream that begins in it."""
+    """Yield the data and the decompressed content of every zlib stream in it."""
     yield data
     for at in range(len(data) - 2):
         if data[at] == 0x78 and (data[at] * 256 + data[at + 1]) % 31 == 0:
@@ -297,7 +297,7 @@ def raw_and_inflated(data: bytes) -> Iterator[bytes]:
 
 
 def slices(data: bytes) -> list[bytes]:
-    """Return parts of packed data, by which a piece of it is recognized."""
+    """Return parts of the compressed data that identify fragments of it."""
     return [data[at : at + 24] for at in range(0, len(data) - 24, 500)]
 
 
@@ -306,7 +306,8 @@ def test_no_byte_of_a_deleted_document_stays_in_sqlite(tmp_path: Path) -> None:
 
     async def work(store: SQLiteStore) -> None:
         planted = await planted_and_deleted(store, words)
-        while not await store._writes.run("", store._require_writer().checkpoint):  # as the store does when it is idle
+        # The store also does this when it is idle.
+        while not await store._writes.run("", store._require_writer().checkpoint):
             pass
         files = sorted(tmp_path.iterdir())
         assert any(path.name == "notso.db-wal" for path in files)
@@ -326,7 +327,7 @@ def test_the_search_for_left_bytes_finds_them(tmp_path: Path) -> None:
 
     in_store(SQLiteStore(tmp_path), work)
     forms = list(raw_and_inflated((tmp_path / "notso.db").read_bytes()))
-    assert [words[9].encode() in data for data in forms].count(True) == 2, "raw, and inflated"
+    assert [words[9].encode() in data for data in forms].count(True) == 2, "the word is found plain and compressed"
 
 
 def test_no_row_of_a_deleted_document_stays_in_postgres(database: str) -> None:
@@ -398,16 +399,17 @@ def test_a_copy_and_a_backup_hold_the_documents(tmp_path: Path, database: str) -
 
 
 class Corpus:
-    """Generated documents; some of them state a fact, and others are near-duplicates of those."""
+    """Generated documents. Some state a fact, and some of those have near-duplicates."""
 
     def __init__(self, documents: int, seed: int) -> None:
         self._random = random.Random(seed)
         sounds = [a + b for a in "bcdfghklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "is")]
         self._words = ["".join(self._random.choices(sounds, k=self._random.choice((1, 2, 2, 3)))) for _ in range(4000)]
-        self._names = [word for word in self._words[500:] if len(word) >= 6]  # "in" is no name
+        self._names = [word for word in self._words[500:] if len(word) >= 6]  # short words such as "in" are not names
         self._weights = [1 / (rank + 1) for rank in range(len(self._words))]
         self.documents: list[tuple[str, Document]] = []
-        self.questions: list[tuple[str, str, str, bool]] = []  # query, name of the document, the fact, near-duplicates?
+        # (query, document name, fact, whether near-duplicates exist)
+        self.questions: list[tuple[str, str, str, bool]] = []
         for number in range(documents):
             if number % 8:
                 self._add(f"{number}.txt", self._pages(2))
@@ -445,7 +447,7 @@ class Corpus:
             await store.documents.finish(taken[0].id, by_name[taken[0].name])
 
     def recall(self, hits: list[list[PassageHit]], *, near: bool) -> float:
-        """Return the share of facts among the five best passages."""
+        """Return the fraction of facts found among the five best passages."""
         asked = [
             any(hit.document.name == name and fact in hit.text for hit in found)
             for (_, name, fact, is_near), found in zip(self.questions, hits, strict=True)
@@ -510,4 +512,4 @@ def test_frequent_words_of_a_query_are_ignored_where_they_cost_too_much(monkeypa
     frequent, rare = struct.pack("<60H", *range(60)), struct.pack("<3H", 7, 2, 9)
     rows = [passage_index.Row("the", "a", "a", frequent), passage_index.Row("heron", "a", "a", rare)]
     assert [each[1] for each in passage_index.ranked(rows, 20, 100)] == [7]
-    assert len(passage_index.ranked(rows[:1], 20, 100)) == 20, "a word alone is looked for, however frequent it is"
+    assert len(passage_index.ranked(rows[:1], 20, 100)) == 20, "a single word is searched even if it is very frequent"

@@ -1,4 +1,5 @@
-"""Heartbeats: what others took for lost is stopped, what others left is told, a database that is away is waited for."""
+"""Heartbeats: a turn that another process took over is stopped, orphaned turns are reported, and outages are
+survived."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Start = Callable[..., Any]
 
 
 class OtherProcesses:
-    """A store that others use, of which only the heartbeat is there: it says what it is told to."""
+    """A shared store that implements only the heartbeat and returns scripted results."""
 
     is_shared = True
 

@@ -1,4 +1,5 @@
-"""A database that lacks commits is only read, says so, and there are ways back; the log is checkpointed when idle."""
+"""A database with lost commits is opened read-only and reports it; recovery is possible. Idle time checkpoints the
+log."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Start = Callable[..., Any]
 
 
 def killed(directory: Path, chats: int = 3) -> None:
-    """What lies there after an unclean end: a copy of everything while a store still has it open."""
+    """Imitate a crash: copy the folder while a store still has it open."""
     open_one = directory.with_name(directory.name + "-open")
 
     async def fill(store: SQLiteStore) -> None:
@@ -81,13 +82,13 @@ def test_a_loss_is_accepted_by_taking_the_number_away_and_what_was_there_is_kept
     log = (data / "notso.db-wal").read_bytes()
     smashed = log[: len(log) // 2] + bytes(4096) + log[len(log) // 2 + 4096 :]
     (data / "notso.db-wal").write_bytes(smashed)
-    shows(data, found := ["Chat 0"], read_only=True) if damage_of(data / "notso.db") else pytest.fail("not noticed")
+    shows(data, found := ["Chat 0"], read_only=True) if damage_of(data / "notso.db") else pytest.fail("no damage found")
     (data / "notso.db-commits").unlink()
     shows(data, found)
     (kept,) = data.glob("kept-*-notso.db-wal")
     assert kept.read_bytes() == smashed and (data / kept.name.removesuffix("-wal")).stat().st_size > 0
     shows(data, found)
-    assert len(list(data.glob("kept-*"))) == 2, "once is enough"
+    assert len(list(data.glob("kept-*"))) == 2, "the damaged files are set aside only once"
 
 
 def test_a_log_without_its_database_is_never_deleted(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_log_without_its_database_is_never_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("forgotten", [(), ("notso.db-wal", "notso.db-shm")])
 def test_a_backup_goes_in_the_place_of_a_newer_database(tmp_path: Path, forgotten: tuple[str, ...]) -> None:
-    """Also where the old database's log was left lying there: it would be written over the backup."""
+    """The log of the old database may still be there; replaying it would overwrite the backup."""
     data, backup = tmp_path / "data", tmp_path / "backup.db"
 
     async def early(store: SQLiteStore) -> None:
@@ -130,7 +131,7 @@ def test_a_backup_goes_in_the_place_of_a_newer_database(tmp_path: Path, forgotte
     shows(data, ["Early"])
     assert len(list(data.glob("kept-*-notso.db-wal"))) == (1 if forgotten else 0)
     after = commits_acknowledged(data / "notso.db")
-    assert told is not None and after is not None and after >= told, "or what the backup gets now could be lost unseen"
+    assert told is not None and after is not None and after >= told, "otherwise a later loss would go unnoticed"
     shows(data, ["Early"])
 
 
@@ -208,7 +209,7 @@ def test_the_log_is_folded_in_when_idle_and_readers_are_not_waited_for(
                 await asyncio.sleep(0.01)
 
     async def work(store: SQLiteStore) -> None:
-        assert log.stat().st_size == 0, "so it is at the start"
+        assert log.stat().st_size == 0, "the log is also checkpointed at startup"
         chat = a_chat("Kept")
         await store.add_turn(OWNER, a_turn(chat), chat)
         writer = store._writer

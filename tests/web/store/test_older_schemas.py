@@ -1,4 +1,4 @@
-"""Stores of older releases, left in the middle of an answer: it is interrupted or continued, as that release did."""
+"""Stores of older releases with an unfinished answer: it is interrupted or resumed as that release did."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from notso.web.store.sqlite.migrations import MIGRATIONS
 
 Write: TypeAlias = Callable[[str, Sequence[Any]], None]
 
-BEFORE_TRACES = {"sqlite": 13, "postgres": 11}  # the schema that had no answer_traces
-BEFORE_PROGRESS = {"sqlite": 16, "postgres": 14}  # the one whose background responses had a seed and no tokens
+BEFORE_TRACES = {"sqlite": 13, "postgres": 11}  # the last schema without answer_traces
+BEFORE_PROGRESS = {"sqlite": 16, "postgres": 14}  # the last schema whose background responses had a seed but no tokens
 RUN = AnswerRun({"seed": 7}, origin="o", limit=9, ids=(1, 2), closed_at=(1,))
 TRACE = '{"runs":[{"params":{"seed":7},"origin":"o","limit":9,"ids":[1,2],"closed_at":[1]}],"model":"m"}'
 
 
 @pytest.fixture
 def older(kept: Kept, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes the store of a schema, and writes to it as a release of that schema did."""
+    """Return a function that creates a store with an older schema and writes rows as that release did."""
 
     def sqlite(version: int, rows: Callable[[Write], None]) -> None:
         db = sqlite3.connect(tmp_path / "notso.db", isolation_level=None)
@@ -71,7 +71,7 @@ def test_an_answer_without_a_trace_is_interrupted(kept: Kept, older: Any) -> Non
         assert await taken_in(store) == []
         answer = (await store.messages(OWNER, "c"))[1]
         assert (answer.content, await store.trace(OWNER, "a")) == ("half", None)
-        if kept.kind == "sqlite":  # PostgreSQL waits for the lease of the one that wrote
+        if kept.kind == "sqlite":  # PostgreSQL first waits until the lease of the writing process expires.
             assert answer.state == "interrupted"
 
     kept.run(look)
@@ -81,7 +81,7 @@ def test_an_answer_with_a_trace_of_that_release_is_taken_up(kept: Kept, older: A
     def rows(write: Write) -> None:
         a_half_answer(write)
         write("INSERT INTO answer_traces (message_id, trace, tries, resumes) VALUES ('a', ?, 1, 3)", (TRACE,))
-        if kept.kind == "postgres":  # of a server that is gone
+        if kept.kind == "postgres":  # a server that no longer runs
             write("UPDATE messages SET holder = 'gone' WHERE id = ?", ("a",))
 
     older(BEFORE_PROGRESS[kept.kind], rows)

@@ -1,4 +1,4 @@
-"""Which database keeps the conversations: how it is named, what the command line says of it, what it refuses."""
+"""The choice of the database: how it is configured, which messages the command line prints, and what it refuses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_doctor_asks_the_database(
     assert doctor(capsys)["postgresql"]["status"] == "ok"
     monkeypatch.setenv("DATABASE_URL", database)
     found = doctor(capsys)
-    assert found["postgresql"]["status"] == "warn" and "fsync" in found["postgresql"]["message"], "so tests have it"
+    assert found["postgresql"]["status"] == "warn" and "fsync" in found["postgresql"]["message"], "tests disable fsync"
     assert "PostgreSQL" in found["data"]["message"]
     monkeypatch.setenv("DATABASE_URL", "postgresql://somebody:secret@127.0.0.1:1/x")
     found = doctor(capsys)

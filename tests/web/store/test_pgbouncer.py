@@ -1,4 +1,4 @@
-"""PgBouncer before the database: its session mode works, its transaction mode is refused at the start."""
+"""PgBouncer in front of the database: session mode works, transaction mode is refused at startup."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def bouncer(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """Starts PgBouncer in a mode before an empty database; returns its address."""
+    """Return a function that starts PgBouncer in a given mode before an empty database and returns its address."""
     running: list[subprocess.Popen[bytes]] = []
 
     def begin(mode: str) -> str:

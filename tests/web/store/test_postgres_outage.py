@@ -1,4 +1,4 @@
-"""PostgreSQL goes away and comes back: a person is told, keeps what was typed, loses nothing, and restarts nothing."""
+"""PostgreSQL outage: users get a message, typed text and answers are kept, and no restart is needed."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_what_a_person_sees(restarted: PostgresServer, start: Start) -> None:
         assert server.client.get("/health").status_code == 503
         go_on.set()
         answer = server.client.post("/v1/responses", json={"input": "x", "store": False, "max_output_tokens": 5})
-        assert answer.status_code == 200, "programs that keep nothing go on"
+        assert answer.status_code == 200, "requests that store nothing still work"
         restarted.start()
         server.wait(lambda: server.client.get("/health").status_code == 200)
-        assert server.finished(first).content == "word " * 50, "what was written meanwhile is kept"
+        assert server.finished(first).content == "word " * 50, "text written during the outage is stored afterwards"
         assert server.client.post("/chats", data={"text": "My draft", "key": key}).status_code == 303
         assert server.client.post("/chats", data={"text": "My draft", "key": key}).status_code == 303
         titles = [chat.title for chat in server.on_loop(lambda: server.shared.store.chats("local"))]
@@ -67,7 +67,7 @@ def test_what_a_person_sees(restarted: PostgresServer, start: Start) -> None:
 
 
 def test_what_was_acknowledged_is_there(restarted: PostgresServer) -> None:
-    """Many write until the database crashes, in the middle of it; the same store goes on when it is back."""
+    """The database crashes during many writes; the same store continues when it is back."""
 
     async def work() -> None:
         store = PostgresStore(restarted.new_database())

@@ -1,4 +1,4 @@
-"""Several processes share one PostgreSQL: one turn per chat over all of them, and what a process that has gone left."""
+"""Several processes share one PostgreSQL: only one turn per chat at a time, and abandoned turns are taken over."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from notso.web.store.postgres.store import PostgresStore  # noqa: E402
 
 @asynccontextmanager
 async def stores(url: str, how_many: int) -> AsyncIterator[list[PostgresStore]]:
-    """As many processes would have them. One that is killed says nothing at its end."""
+    """Open one store for each simulated process. A killed process never closes its store."""
     opened = [PostgresStore(url) for _ in range(how_many)]
     await asyncio.gather(*(store.open() for store in opened))
     try:
@@ -55,14 +55,15 @@ async def stores(url: str, how_many: int) -> AsyncIterator[list[PostgresStore]]:
 
 
 async def expire(store: PostgresStore, dead: PostgresStore) -> None:
-    """As if that process had been gone for an hour."""
+    """Set the lease of a process to one hour ago."""
     name = dead._connections._replica
     sql = "UPDATE replicas SET expires = expires - interval '1 hour' WHERE id = ?"
     assert await store.write(lambda db: db.execute(sql, (name,)).rowcount) == 1
 
 
 async def until_found(store: PostgresStore) -> Heartbeat:
-    """Leases count from the start of the database, too, which may be a moment ago."""
+    """Send heartbeats until orphans are found. Leases are also counted from the database's start, so this may take a
+    moment."""
     async with asyncio.timeout(60):
         while not (found := await store.heartbeat(frozenset())).orphans:
             await asyncio.sleep(0.05)
@@ -112,7 +113,7 @@ def test_what_a_process_left_is_interrupted_by_one_heartbeat_of_the_others(datab
 
 
 def test_what_was_taken_is_told_until_it_is_known(database: str) -> None:
-    """The first heartbeats of a busy machine end late: what they took was taken, and nobody was told of it."""
+    """A heartbeat can time out after its transaction, so claimed turns are reported until they are known to run."""
 
     async def work() -> None:
         async with stores(database, 3) as (dead, alive, leaving):
@@ -130,7 +131,7 @@ def test_what_was_taken_is_told_until_it_is_known(database: str) -> None:
             await alive.save_message(replace(answer, state="running"), OWNER, AnswerTrace((), tries=2))
             assert (await alive.heartbeat(nothing, nothing)).taken == (left,)
             assert await alive.heartbeat(nothing, frozenset({left.generation_id})) == Heartbeat()
-            assert await leaving.heartbeat(nothing, nothing) == Heartbeat(), "it is the other's"
+            assert await leaving.heartbeat(nothing, nothing) == Heartbeat(), "the turn belongs to the other process"
 
     run(work)
 
@@ -149,7 +150,7 @@ def test_a_chat_whose_process_has_gone_goes_on_at_once(database: str) -> None:
             states = [message.state for message in await alive.messages(OWNER, chat.id)]
             assert states == ["done", "interrupted", "done", "queued"]
             (orphan,) = (await alive.heartbeat(frozenset())).orphans
-            assert orphan.generation_id == turn.assistant_message.generation_id, "its readers are told, too"
+            assert orphan.generation_id == turn.assistant_message.generation_id, "the answer's readers are notified"
 
     run(work)
 
@@ -170,7 +171,7 @@ def test_a_process_that_was_only_paused_may_end_its_answer_and_no_longer_write_o
             assert (await alive.messages(OWNER, chat.id))[1].content == ""
             for each in (turn, edited):
                 await paused.save_message(replace(each.assistant_message, content="whole", state="done"))
-            assert (await alive.messages(OWNER, chat.id))[1].content == "whole", "nothing computed is lost"
+            assert (await alive.messages(OWNER, chat.id))[1].content == "whole", "the finished text is kept"
             assert (await alive.messages(OWNER, other.id))[1].content == "a person's"
             name = new_generation_id()
             await alive.resume_message(OWNER, chat.id, turn.assistant_message.id, name)
@@ -211,13 +212,13 @@ def test_of_many_who_ask_at_once_one_is_answered(database: str) -> None:
 
 
 def test_a_question_takes_few_round_trips(database: str) -> None:
-    """What a question in a chat asks of the database: whose key it is, the chat, and the turn. A route asks for no more
+    """Asking a question takes few round trips: for the key, the chat and the turn. Routes add none
     (see test_chat_view.py)."""
 
     async def work(store: Any, proxy: DatabaseProxy) -> None:
         access, chat = store.access(), a_chat()
         await finished(store, a_turn(chat), "answer", chat)
-        await asyncio.gather(*(store.branch(OWNER, chat.id, None) for _ in range(8)))  # connections are there
+        await asyncio.gather(*(store.branch(OWNER, chat.id, None) for _ in range(8)))  # Open the connections first.
         proxy.trips = 0
         assert await access.key_of(b"none") is None
         assert await store.branch(OWNER, chat.id, None, most_characters=1000) is not None
@@ -233,8 +234,8 @@ def test_a_question_takes_few_round_trips(database: str) -> None:
 
 
 def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It accepts connections and answers nothing: who waits is told so at the next heartbeat, the others at once, and
-    closing does not wait for it. Then it goes on."""
+    """The database accepts connections and never answers. Waiting calls fail at the next heartbeat, new calls fail at
+    once, and closing does not wait. The store works again when the database answers."""
 
     monkeypatch.setattr(store_module, "HANG_SECONDS", 0.3)
 
@@ -253,7 +254,7 @@ def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: p
         monkeypatch.setattr(store._connections._pool, "getconn", lambda wait: (asked.append(wait), getconn(wait))[1])
         for told in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(told, StorageError)
-        assert len(asked) < 10, "others do not wait one after the other for what is known to be away"
+        assert len(asked) < 10, "other calls must not wait in turn for a database that is known to be down"
         with pytest.raises(StorageError, match="not responding"):
             await store.chats(OWNER)
         proxy.silent = False
@@ -271,7 +272,7 @@ def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: p
 
 
 def test_beginning_and_keys_end_where_the_database_is_silent(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also without the heartbeats of a server: `notso keys` has none."""
+    """This must not depend on heartbeats, which `notso keys` does not send."""
 
     async def work() -> None:
         store = PostgresStore(proxy.url)
@@ -398,7 +399,7 @@ def test_what_one_process_deletes_is_forgotten_by_all(database: str) -> None:
             assert await other.thrown_away(60) == [gone]
             assert await other.thrown_away(60) == [] == await other.chats(OWNER)
         async with stores(database, 1) as (late,):
-            assert await late.thrown_away(60) == [gone], "its cache on disk may hold it"
+            assert await late.thrown_away(60) == [gone], "its disk cache may still contain the conversation"
 
     run(work)
 
@@ -435,7 +436,7 @@ BY_AN_ID_OF_ITS_OWN = re.compile(r"generation_id = \?|SET answer_html")
 
 
 def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every method is called once, on both databases; purging is nobody's request."""
+    """Call every method once on both databases; only purging works across owners."""
     said: list[str] = []
 
     def listen(kind: type[Database]) -> None:

@@ -69,7 +69,7 @@ def test_lines_become_a_file(kept: Kept) -> None:
             assert await records.add_line("b1", "one", "file-1", number, b"line %d\n" % number)
         assert await records.lines("file-1", "file-2") == {0, 2}
         assert await records.file("a", "file-1") is None and await read(records, "a", "file-1") == []
-        for _ in range(2):  # a crash may repeat it
+        for _ in range(2):  # a crash may repeat the call
             finished = await records.finish_file("a", FILE)
             assert finished.size == 14 and await records.files("a") == [finished]
         assert await read(records, "a", "file-1") == [b"line 0\n", b"line 2\n"]
@@ -128,7 +128,8 @@ def test_the_tokens_of_a_response_are_stored_once(kept: Kept) -> None:
         assert left.tries == 1 and json.loads(left.progress)["ids"] == [1, 2, 3, 4]
         await records.note_progress("r", "two", 4, tokens(5), is_further=True)
         assert (await records.open_response("a", "r")).tries == 0
-        await records.note_progress("r", "two", 0, tokens(6), is_further=False)  # another model begins it again
+        # a process with another model starts over
+        await records.note_progress("r", "two", 0, tokens(6), is_further=False)
         assert json.loads((await records.open_response("a", "r")).progress)["ids"] == [6]
         await records.end_open_response("a", "r")
         assert await store._read("", "SELECT told FROM response_tokens") == []
@@ -145,6 +146,6 @@ def test_a_claim_whose_result_was_lost_is_told_again(kept: Kept) -> None:
             assert (await records.claim_open_response("two", (), 2 + LEASE_MS)).tries == 1
         assert await records.claim_open_response("two", ("r", "s"), 2 + LEASE_MS) is None
         await records.leave_open_responses("two")
-        assert (await records.claim_open_response("three", (), 2)).tries == 1, "one that stops is not counted"
+        assert (await records.claim_open_response("three", (), 2)).tries == 1, "a shutdown is not a failed attempt"
 
     kept.run(work)

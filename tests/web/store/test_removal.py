@@ -1,4 +1,4 @@
-"""Removal of a user from both databases, down to the last planted marker."""
+"""Removing a user deletes everything from both databases, including every planted marker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from notso.web.values.ids import new_id
 
 
 class Planted:
-    """An owner with something of everything; each text holds a marker of its own."""
+    """An owner with an object of every kind; each text contains a unique marker."""
 
     def __init__(self) -> None:
         self.words = list[str]()
@@ -88,7 +88,7 @@ class Planted:
         await access.add_audit(AuditEntry(1, owner, mark(), mark()), AuditEntry(1, owner, mark(), by_operator=True))
 
     def _deep(self, chat: Chat) -> Iterator[StoredMessage]:
-        """More messages below each other than SQLite's cascades reach, and than one transaction deletes."""
+        """Yield a chain of messages longer than SQLite's cascade limit and than one deletion transaction."""
         parent = None
         for number in range(1100):
             text = self.mark() if number % 300 == 0 else "x"
@@ -96,7 +96,7 @@ class Planted:
             parent = new
 
     async def rest(self, store: Any, access: AccessStore) -> tuple[int, ...]:
-        """Return how much is left of what an owner lists."""
+        """Return the number of objects that remain in each of the owner's lists."""
         of, records = self.owner, store.records
         lists = [await store.chats(of), await store.documents.documents(of), await store.documents.libraries(of)]
         lists += [await records.files(of), await records.batches(of), await store.prompts(of), await store.memories(of)]
@@ -112,9 +112,9 @@ async def removed(store: Any, access: AccessStore) -> tuple[Planted, Planted]:
     before = await stays.rest(store, access)
     assert min(before) > 0 and await gone.rest(store, access) == before
     await remove_user(store, access, gone.owner, "an operator")
-    await remove_user(store, access, gone.owner, "an operator")  # again, as after a failure
+    await remove_user(store, access, gone.owner, "an operator")  # repeated, as after a failure
     assert set(await gone.rest(store, access)) == {0}
-    assert await stays.rest(store, access) == (before[0], before[1] - 1, before[2] - 1, *before[3:]), "no member"
+    assert await stays.rest(store, access) == (before[0], before[1] - 1, before[2] - 1, *before[3:]), "one project gone"
     stale = await store.documents.stale()
     assert {each.owner for each in stale if each.conversation} == {gone.owner}
     assert len({each.conversation for each in stale if each.conversation}) == 4, "three chats and a response"
@@ -130,7 +130,8 @@ def test_no_byte_of_a_removed_user_stays_in_sqlite(tmp_path: Path) -> None:
         gone, stays = await removed(store, access)
         await store.documents.forgot(await store.documents.stale())
         await access.close()
-        while not await store._writes.run("", store._require_writer().checkpoint):  # as the store does when it is idle
+        # The store also does this when it is idle.
+        while not await store._writes.run("", store._require_writer().checkpoint):
             pass
         found: set[str] = set()
         for path in sorted(tmp_path.iterdir()):
@@ -138,7 +139,7 @@ def test_no_byte_of_a_removed_user_stays_in_sqlite(tmp_path: Path) -> None:
                 left = [each for each in gone.words if each.encode() in data]
                 assert not left, (path.name, left)
                 found |= {each for each in stays.words if each.encode() in data}
-        assert len(found) > 0.9 * len(stays.words), "the search finds what is there"
+        assert len(found) > 0.9 * len(stays.words), "the scan must find the other user's markers"
 
     in_store(SQLiteStore(tmp_path), work)
 
@@ -161,7 +162,7 @@ def test_no_row_of_a_removed_user_stays_in_postgres(database: str) -> None:
             texts = [each.encode() if isinstance(each, str) else each for row in rows for each in row.values()]
             for each in [bytes(text) for text in texts if isinstance(text, bytes | memoryview)]:
                 for data in raw_and_inflated(each):
-                    # Other servers over this database have yet to forget what they computed.
+                    # Other servers still need this table to drop their cached state.
                     left = [word for word in gone.words if word.encode() in data and name != "stale_caches"]
                     assert not left, (name, left)
                     found |= {word for word in stays.words if word.encode() in data}

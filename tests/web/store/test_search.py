@@ -1,4 +1,4 @@
-"""Search: the same results from both databases, in any script, for names with marks, and for misspelled words."""
+"""Search gives the same results in both databases: in any script, with diacritics, and for misspelled words."""
 
 from __future__ import annotations
 
@@ -178,4 +178,4 @@ def test_similar_words(word: str, other: str) -> None:
     terms = similar_terms(terms_of(f"the {word}"), ["the", "zebra", other, "kitchen"])
     assert terms is not None and [term.words for term in terms] == [("the",), (other,)]
     assert similar_terms(terms_of("qqqqqq"), ["zebra"]) is None
-    assert similar_terms(terms_of("c++"), ["c+++"]) is None, "too short to be misspelled"
+    assert similar_terms(terms_of("c++"), ["c+++"]) is None, "the word is too short for a similarity search"

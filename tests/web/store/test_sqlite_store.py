@@ -1,4 +1,4 @@
-"""One process owns the file, one thread writes it, and nothing is ever repaired behind anybody's back."""
+"""SQLite store: one process owns the file, one thread writes, and nothing is repaired silently."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_full_disk_is_named_and_passes(tmp_path: Path) -> None:
         store._writer.connection.execute(f"PRAGMA max_page_count={pages}")
         with pytest.raises(StorageFullError):
             await store.save_message(replace(turn.assistant_message, content="x" * 100_000, state="done"))
-        assert (await store.messages(OWNER, chat.id))[1].state == "queued", "nothing half-written"
+        assert (await store.messages(OWNER, chat.id))[1].state == "queued", "no partial write"
         store._writer.connection.execute("PRAGMA max_page_count=1000000")
         await store.save_message(replace(turn.assistant_message, content="x" * 100_000, state="done"))
 
@@ -208,7 +208,7 @@ def test_a_database_of_the_first_release_opens(tmp_path: Path) -> None:
 
 
 def test_what_a_page_reads_costs_the_same_in_a_large_store(tmp_path: Path) -> None:
-    """Counted in steps of SQLite's machine: the planner once took an index of all messages of the owner."""
+    """Count SQLite's virtual machine steps, because the planner once chose an index over all messages of the owner."""
     chat, others = large_chats(turns=60, small=0)[0], large_chats(turns=1000, small=0)
 
     async def steps(store: SQLiteStore) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What every store must do: the same tests on each."""
+"""Tests that every store must pass."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_answer_with_a_trace_is_taken_up_until_two_processes_ended_with_it(ke
     async def look(store: ChatStore) -> None:
         found: set[str] = set()
         async with asyncio.timeout(60):
-            while len(found) < 2:  # a shared store waits for the lease of the other process
+            while len(found) < 2:  # a shared store waits until the other process's lease expires
                 found |= {each.message_id for each in (await store.heartbeat(frozenset(), frozenset())).taken}
                 await asyncio.sleep(0.02)
         assert found == {turn.assistant_message.id for _, turn, tries in turns if tries < 2}
@@ -105,7 +105,7 @@ def test_an_answer_with_a_trace_is_taken_up_until_two_processes_ended_with_it(ke
             assert await store.trace("another", answer.id) is None
             await store.save_message(replace(answer, content="whole", state="done"), OWNER)
         await store.edit_message(OWNER, turns[0][0].id, turns[0][1].assistant_message.id, "mine")
-        assert await store.trace(OWNER, turns[0][1].assistant_message.id) is None, "it tells of another text"
+        assert await store.trace(OWNER, turns[0][1].assistant_message.id) is None, "the trace belongs to the old text"
 
     kept.run(crash)
     kept.run(look)
@@ -135,7 +135,7 @@ def test_reads_of_one_owner_do_not_hold_up_those_of_another(kept: Kept) -> None:
         greedy = [asyncio.create_task(store.look(lambda db: free.wait(60), "greedy")) for _ in range(20)]
         await asyncio.sleep(0)
         assert [each.id for each in await store.chats(OWNER)] == [chat.id]
-        assert not any(each.done() for each in greedy), "they were in the way"
+        assert not any(each.done() for each in greedy), "the greedy reads must still be running"
         free.set()
         await asyncio.gather(*greedy)
 
@@ -243,7 +243,8 @@ def test_after_closing_every_call_is_a_storage_error(kept: Kept) -> None:
 
 
 def test_an_owner_keeps_no_more_than_one_may(kept: Kept) -> None:
-    """It is refused before anything is stored; deleting makes room, and nobody else is bound by it."""
+    """A write beyond the limit is refused before anything is stored. Deleting frees space; other owners are not
+    affected."""
 
     async def work(store: Any) -> None:
         store.most_kept = lambda owner: 0 if owner == "local" else 3000

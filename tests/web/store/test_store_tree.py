@@ -1,4 +1,4 @@
-"""What every store does with branches, deleted things and words to be found."""
+"""Branches, deleted objects and search, on every store."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_branches_are_remembered(kept: Kept) -> None:
         await finished(store, a_turn(chat, "q3"), "a3")
         assert await shown(store, chat) == ["q1", "a1 b", "q3", "a3"]
         assert await store.choose(OWNER, chat.id, first.assistant_message.id)
-        assert await shown(store, chat) == ["q1", "a1", "q2", "a2"], "and below it what was shown there"
+        assert await shown(store, chat) == ["q1", "a1", "q2", "a2"], "choosing a1 restores its continuation"
         assert not await store.choose(OWNER, chat.id, new_id())
 
     kept.run(work)
@@ -67,7 +67,7 @@ def test_writing_on_keeps_the_text_and_takes_a_new_name(kept: Kept) -> None:
         assert await store.generation(OWNER, turn.assistant_message.generation_id or "") is None
         again = await store.resume_message(OWNER, chat.id, turn.assistant_message.id, new_generation_id())
         assert isinstance(again, TurnRefused) and again.running is not None
-        assert not await store.edit_message(OWNER, chat.id, turn.assistant_message.id, "x"), "not while it is written"
+        assert not await store.edit_message(OWNER, chat.id, turn.assistant_message.id, "x"), "the answer is running"
         question = await store.resume_message(OWNER, chat.id, turn.user_message.id, new_generation_id())
         assert isinstance(question, TurnRefused)
 
@@ -111,20 +111,20 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
         assert await store.restore(OWNER, tree_writes or "") == [chat.id]
         assert await shown(store, chat) == ["about walruses", "tusks"]
         assert (await store.chats(OWNER))[0].settings == {"seed": 1}
-        for reset in (False, True):  # what is chosen in the meantime stays
+        for reset in (False, True):  # settings changed after the deletion are kept
             tree_writes = await store.trash_messages(OWNER, chat.id, reset=reset)
             await store.update_chat(OWNER, chat.id, settings={"seed": 2})
             assert await store.restore(OWNER, tree_writes or "") == [chat.id]
             assert (await store.chats(OWNER))[0].settings == {"seed": 2}
         first = (await store.messages(OWNER, chat.id))[0].id
         await store.trash_messages(OWNER, chat.id, reset=False)
-        assert await store.thrown_away(60) == [], "it is still young"
+        assert await store.thrown_away(60) == [], "the deletion is too recent to purge"
         assert await store.thrown_away(0) == [Conversation(OWNER, first)]
         await finished(store, a_turn(chat, "about seals"), "whiskers")
-        assert await store.thrown_away(0) == [Conversation(OWNER, first)], "what is said afterwards stays"
+        assert await store.thrown_away(0) == [Conversation(OWNER, first)], "messages added after clearing stay"
         tree_writes = await store.trash_chat(OWNER, chat.id)
         assert len(await store.thrown_away(0)) == 2
-        assert await store.purge(60) == 0, "it is still young"
+        assert await store.purge(60) == 0, "the deletion is too recent to purge"
         assert await store.purge(0) == 2
         assert await store.restore(OWNER, tree_writes or "") == []
         words = ("indexed", "texts") if kept.kind == "sqlite" else ("indexed",)
@@ -137,14 +137,14 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
 
 def test_chats_deleted_together_come_back_and_are_purged_together(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(store: ChatStore) -> None:
-        monkeypatch.setattr(tree_writes, "PURGED_MESSAGES", 3)  # more than one transaction
+        monkeypatch.setattr(tree_writes, "PURGED_MESSAGES", 3)  # force several transactions
         made = [a_chat(title) for title in ("Auks", "Gulls", "Terns", "Skuas")]
         for chat in made:
             await finished(store, a_turn(chat, "about birds"), "wings", chat)
         before = await store.trash_chat(OWNER, made[3].id)
         assert await store.trash_chats("other", [made[0].id]) == (None, 0)
         trash_id, count = await store.trash_chats(OWNER, [made[3].id, *(chat.id for chat in made[:3])])
-        assert trash_id is not None and count == 3, "one was deleted before"
+        assert trash_id is not None and count == 3, "the fourth chat was deleted before"
         assert await store.chats(OWNER) == []
         assert sorted(await store.restore(OWNER, trash_id)) == sorted(chat.id for chat in made[:3])
         assert len(await store.chats(OWNER)) == 3
@@ -181,7 +181,7 @@ def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer
         await store.add_turn(OWNER, a_turn(chat, "new"))
         assert await store.restore(OWNER, tree_writes or "") == [chat.id]
         unfinished = [message for message in await store.messages(OWNER, chat.id) if message.active]
-        assert len(unfinished) == 1, "the one that was asked for since"
+        assert len(unfinished) == 1, "only the newer request is unfinished"
 
     kept.run(work)
 
@@ -208,11 +208,11 @@ def test_words_are_found_in_titles_questions_and_answers(kept: Kept) -> None:
         async def found(query: str) -> list[str | None]:
             return [hit.message_id for hit in await store.search(OWNER, query, 9)]
 
-        assert await found("uber") == [None], "accents do not matter"
-        assert await found("WALRUS") == [turn.user_message.id], "the last word may go on"
+        assert await found("uber") == [None], "accents are ignored"
+        assert await found("WALRUS") == [turn.user_message.id], "the last word matches as a prefix"
         assert await found("walruses live") == [turn.user_message.id]
         hits = await store.search(OWNER, "walrus live", 9)
-        assert [hit.similar for hit in hits] == [True], "the others may not, but similar words are found"
+        assert [hit.similar for hit in hits] == [True], "earlier words match only whole or by similarity"
         assert await found("north") == [turn.assistant_message.id]
         (hit,) = await store.search(OWNER, "cold", 9)
         assert (hit.title, hit.snippet) == ("Über Walrösser", "In the \x02cold\x03 <b>north</b>.")
@@ -268,7 +268,7 @@ def test_a_whole_chat_goes_in_and_comes_out(kept: Kept) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_a_page_shows_is_the_end_of_the_branch_that_the_tree_says(kept: Kept, seed: int) -> None:
-    """Against the tree made in memory of all messages, for random trees, choices and places."""
+    """Compare with a tree built in memory, for random trees, choices and positions."""
     chance = random.Random(seed)
 
     async def work(store: Any) -> None:
@@ -307,8 +307,8 @@ def test_what_a_page_shows_is_the_end_of_the_branch_that_the_tree_says(kept: Kep
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_branch_is_the_one_of_the_tree_and_a_prompt_needs_its_end(kept: Kept, seed: int) -> None:
-    """Against the tree made in memory, for random trees with summaries and files: one read for a prompt begins with
-    the newest finished summary, or with the message that exceeds the room."""
+    """Compare with a tree built in memory, for random trees with summaries and files. The branch for a prompt begins
+    with the newest finished summary, or with the message that exceeds the limit."""
     chance = random.Random(seed)
 
     def text_of(message: StoredMessage) -> int:
@@ -400,11 +400,11 @@ def test_others_write_between_the_pieces_of_what_is_large_and_nobody_sees_half_o
             seen = [await store.chat(OWNER, long), await store.whole_chat(OWNER, long)]
             seen += await store.search(OWNER, "needle", 5)
             seen += await store.chats(OWNER)
-            assert not any(seen) or len(await store.chats(OWNER)) == len(chats), "all of it, or nothing"
+            assert not any(seen) or len(await store.chats(OWNER)) == len(chats), "readers see all chats or none"
         await asyncio.gather(adding, *others)
         assert order.count("piece") == 7
         assert "piece" in order[order.index("another") + 2 :], "the other owner waits for one piece, not for all"
-        if kept.kind == "sqlite":  # one writer, in turns
+        if kept.kind == "sqlite":  # SQLite has one writer, which alternates between owners
             assert order[:7] == ["piece", "another", "piece", "another", "piece", "another", "piece"]
         assert await store.update_chat("another", mine.id, pinned=True)
         assert {each.id for each in await store.chats(OWNER)} == {chat.id for chat, _ in chats}
@@ -415,7 +415,7 @@ def test_others_write_between_the_pieces_of_what_is_large_and_nobody_sees_half_o
 
 
 def test_what_is_broken_off_is_never_shown_and_purged(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process went, or the owner's connection did, after some pieces; the next start purges them."""
+    """The process or its connection ends after some pieces; the next start purges them."""
     chats = large_chats()
     written: list[int] = []
     add_piece = tree_writes.add_piece
@@ -478,7 +478,7 @@ def test_what_is_stored_slowly_is_hidden_anew_and_undone_when_it_was_purged(
 
 
 def test_a_deep_chat_is_purged_in_parts_between_which_others_write(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite deletes no more than 1,000 messages by cascade; one transaction for all would make others wait."""
+    """SQLite's cascades delete at most 1,000 messages, and a single transaction would block other writers."""
     chats = large_chats(turns=700, small=1)
     order: list[str] = []
     purge_piece = tree_writes.purge_piece
@@ -486,7 +486,7 @@ def test_a_deep_chat_is_purged_in_parts_between_which_others_write(kept: Kept, m
     async def work(store: Any) -> None:
         def noted(db: Any, trash_id: str) -> bool:
             if order.count("piece") == 1:
-                assert not tree_writes.restore(db, OWNER, trash_id), "half of it must not come back"
+                assert not tree_writes.restore(db, OWNER, trash_id), "a partly purged chat must not be restored"
             order.append("piece")
             return purge_piece(db, trash_id)
 
@@ -522,6 +522,6 @@ def test_messages_are_read_in_pieces(kept: Kept) -> None:
         reading = store.message_pieces(OWNER, chat.id)
         await anext(reading)
         await store.trash_messages(OWNER, chat.id, reset=False)
-        assert [piece async for piece in reading] == [], "what was deleted meanwhile is missing"
+        assert [piece async for piece in reading] == [], "messages deleted during the read are missing"
 
     kept.run(work)

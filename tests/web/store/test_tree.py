@@ -1,4 +1,4 @@
-"""Which branch of a chat is shown."""
+"""Selection of the branch that a chat shows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_was_chosen_is_shown() -> None:
     assert ids(branch(TREE, "a")) == "ade"
     chosen = [Place("a", None, "b"), *TREE[1:]]
     assert ids(branch(chosen, "a")) == "abcf"
-    assert ids(branch(chosen, "gone")) == "g", "a choice that is no longer there is the newest"
+    assert ids(branch(chosen, "gone")) == "g", "if the chosen message is gone, the newest is shown"
 
 
 def test_a_branch_can_be_asked_for_without_choosing_it() -> None:
@@ -71,4 +71,4 @@ def test_any_tree_is_walked_to_a_leaf_and_contains_what_was_asked_for() -> None:
         assert wanted in {place.id for place in found}
         assert found[0].parent_id is None
         assert all(below.parent_id == above.id for above, below in pairwise(found))
-        assert found[-1].id not in {place.parent_id for place in places}, "it ends at a leaf"
+        assert found[-1].id not in {place.parent_id for place in places}, "the branch ends at a leaf"

@@ -1,4 +1,4 @@
-"""MCP servers that mean harm: `python hostile_mcp_server.py CASE`. Each speaks MCP as far as its case lets it."""
+"""Hostile MCP servers: `python hostile_mcp_server.py CASE`. Each case speaks MCP until it misbehaves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def nested(depth: int) -> bytes:
 
 
 def listed(case: str, asked: dict[str, Any]) -> None:
-    """The answer to `tools/list`."""
+    """Answer `tools/list`."""
     number, tools = asked["id"], [TOOL]
     if case == "gigabyte":
         write(f'{{"jsonrpc":"2.0","id":{number},"result":{{"tools":[{{"name":"'.encode())
@@ -108,13 +108,13 @@ def listed(case: str, asked: dict[str, Any]) -> None:
         ask = {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 1}}
         for_ever(lambda: send(id=time.time_ns(), **ask))
         for_ever(lambda: send(id=time.time_ns(), method="roots/list"))
-        time.sleep(1e6)  # and never read what comes back
+        time.sleep(1e6)  # and never read the responses
     elif case == "deaf":
         time.sleep(1e6)
 
 
 def called(case: str, asked: dict[str, Any]) -> None:
-    """The answer to `tools/call`."""
+    """Answer `tools/call`."""
     number, result = asked["id"], {"content": [{"type": "text", "text": "poked"}]}
     if case == "endless line":
         for_ever(lambda: write(MEGABYTE))
@@ -141,7 +141,7 @@ def called(case: str, asked: dict[str, Any]) -> None:
         return
     elif case in ASKED:
         CALLS.append(number)
-        if case != "asks twice" or len(CALLS) == 2:  # once both calls are there
+        if case != "asks twice" or len(CALLS) == 2:  # with "asks twice", only after both calls have arrived
             for at in range(len(CALLS)):
                 send(id=f"q{at}", method="elicitation/create", params=ASKED[case])
         if case != "asks and ends":
@@ -150,7 +150,7 @@ def called(case: str, asked: dict[str, Any]) -> None:
 
 
 def told(case: str, answer: dict[str, Any]) -> None:
-    """What came back for the question: the tool says it, and what was offered."""
+    """Return the reply to the question, and the client's capabilities, as the tool's result."""
     if case == "asks for ever" and answer["result"]["action"] != "cancel":
         send(id="q", method="elicitation/create", params=ASKED[case])
         return
@@ -171,7 +171,7 @@ def main(case: str) -> None:
         for_ever(lambda: os.write(2, MEGABYTE))
     if case == "forks":
         for _ in range(20):
-            if os.fork() == 0:  # and each child keeps the pipes open
+            if os.fork() == 0:  # each child keeps the pipes open
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(1e6)
     for line in sys.stdin:

@@ -1,7 +1,7 @@
-"""MCP configurations in the spellings of the programs that people copy them from, and what is to be made of each.
+"""MCP configurations in the forms that programs use, and the expected result of reading each.
 
-A case is a name, the file (an object is written as JSON, bytes as they are), the servers that are used, as `spoken`
-tells them, and texts that the reasons for what is left out contain, each with the name it belongs to.
+A case has a name, the file (objects are written as JSON, bytes unchanged), the accepted servers as formatted by
+`spoken`, and for each rejected entry a text that its reason must contain.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ENVIRONMENT = {
     "TEST_EMPTY": "",
     "NOTSO_INPUT_TEST_KEY": "typed",
 }
-"""Variables that are set while a case is read."""
+"""Environment variables while a case is read."""
 
 
 class Case(NamedTuple):
-    """What a file holds and what is to be made of it."""
+    """A configuration file and the expected result."""
 
     name: str
     content: Any
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 def spoken(
     command: str, args: tuple[str, ...], env: dict[str, str], cwd: str | None, url: str, headers: dict[str, str]
 ) -> str:
-    """Tell a server in one line."""
+    """Format a server as one line."""
     named = " ".join(f"{name}={value}" for name, value in (headers if url else env).items())
     return " ".join(filter(None, [url or command, *args, named and f"[{named}]", cwd and f"in {cwd}"]))
 
@@ -101,7 +101,7 @@ CASES = [
         {"a": "z"},
         {"a": "command is defined twice"},
     ),
-    # where the servers stand
+    # location of the list of servers
     Case("servers", {"servers": {"a": X}}, {"a": "x"}),
     Case("servers beside inputs", {"inputs": [], "servers": {"a": X}}, {"a": "x"}),
     Case(
@@ -157,7 +157,7 @@ CASES = [
     Case("empty name", {"mcpServers": {"": X}}, {"(without a name)": "x"}),
     Case("names alike", {"mcpServers": {"a b": X, "a_b": X, "a/a b": X}}, {"a b": "x", "a_b": "x", "a/a b": "x"}),
     Case("steering signs", {"mcpServers": {"a\u202eb\n": X}}, {"a b": "x"}),
-    # kinds
+    # transports
     Case("stdio", *one({"type": "stdio", **X}, "x")),
     Case("STDIO", *one({"type": "STDIO", **X}, "x")),
     Case("local", *one({"type": "local", **X}, "x")),
@@ -192,7 +192,7 @@ CASES = [
     Case("neither", *one({}, "", why="a command is needed")),
     Case("no object", *one("x", "", why="an object with a command or a url")),
     Case("null", *one(None, "", why="an object with a command or a url")),
-    # programs
+    # commands
     Case("command with words", *one({"command": "npx -y 'a server'"}, "npx -y a server")),
     Case("command as a list", *one({"type": "local", "command": ["bun", "x", "y"]}, "bun x y")),
     Case("command as an object", *one({"command": {"path": "x", "args": ["y"], "env": {"N": 1}}}, "x y [N=1]")),
@@ -205,7 +205,7 @@ CASES = [
     Case("object in args", *one({**X, "args": [{}]}, "", why="args[0] must be a string")),
     Case("cwd", *one({**X, "cwd": "/srv"}, "x in /srv")),
     Case("cwd number", *one({**X, "cwd": {}}, "", why="cwd must be a string")),
-    # environment
+    # environment variables
     Case("number in env", *one({**X, "env": {"PORT": 8080}}, "x [PORT=8080]")),
     Case("boolean in env", *one({**X, "env": {"DEBUG": True, "QUIET": False}}, "x [DEBUG=true QUIET=false]")),
     Case("null in env", *one({**X, "env": {"A": None, "B": "b"}}, "x [B=b]")),
@@ -251,7 +251,7 @@ CASES = [
         {},
         {"a": "set NOTSO_INPUT_K"},
     ),
-    # addresses
+    # URLs
     Case(
         "headers",
         *one(
@@ -326,4 +326,4 @@ _FILES: dict[str, dict[str, dict[str, str]]] = json.loads(
     (Path(__file__).parents[2] / "strangers" / "mcp.json").read_text("utf-8")
 )
 WHOLE = {name: (each["used"], each["left_out"]) for name, each in _FILES.items()}
-"""Files in tests/strangers/mcp -> servers that are used, and what the reasons for what is left out contain."""
+"""Files in tests/strangers/mcp -> accepted servers, and texts in the reasons for rejected entries."""

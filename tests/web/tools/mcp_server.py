@@ -1,4 +1,4 @@
-"""A little real MCP server for the tests: it adds, fails, hangs, talks without end, and dies."""
+"""A small real MCP server for the tests, with tools that work, fail, hang, flood or exit."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Table(BaseModel):
 
 
 async def which_table(place: str) -> Elicit[Table]:
-    """Ask for it."""
+    """Ask the user which table to book."""
     return Elicit(f"A table at {place}", Table)
 
 

@@ -1,6 +1,6 @@
-"""An MCP server by hand, with the tools of its first argument as they are; each says its own name.
+"""An MCP server that offers the tools given as JSON in its first argument; each tool returns its own name.
 
-The second argument is a kind of prompts: `prompts`, `broken` or `endless`.
+The second argument selects a behavior for prompts: `prompts`, `broken` or `endless`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import sys
 
 kind = sys.argv[2] if len(sys.argv) > 2 else ""
-print("Server running on stdio", flush=True)  # as some do
+print("Server running on stdio", flush=True)  # some real servers print such a line
 for line in sys.stdin:
     asked = json.loads(line)
     result: dict[str, object] = {}

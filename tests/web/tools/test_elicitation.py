@@ -1,4 +1,5 @@
-"""What servers of tools ask a person: forms of their schemas, what was typed held against them, and who is asked."""
+"""Questions of MCP servers to the user: forms built from schemas, validation of replies, and isolation between
+calls."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_what_no_form_can_be_made_of_is_refused(schema: dict[str, Any]) -> None:
 
 
 def form(question: Elicitation, **typed: str) -> dict[str, str]:
-    """The form's fields, by the values' names; `colours_1` is choice 1 of the colours."""
+    """Return form values by the names of the fields; `colours_1` is choice 1 of the field `colours`."""
     at = {each.name: number for number, each in enumerate(question.fields)}
     named = [(*name.partition("_"), text) for name, text in typed.items()]
     return {f"value-{at[name]}{'-' if choice else ''}{choice}": text for name, _, choice, text in named}
@@ -161,7 +162,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda each: getattr(each, "action", None),
 )
 def test_an_honest_server_is_answered(reply: Reply, said: str) -> None:
-    """Of the newest protocol, in which it gives the question back as a result, and is called again."""
+    """The newest protocol returns the question as a result and calls the tool again with the reply."""
     asked: list[Elicitation] = []
 
     async def ask(question: Elicitation) -> Reply:
@@ -188,7 +189,7 @@ def test_where_nobody_is_at_a_page_it_is_declined_at_once() -> None:
 
 
 def answered(case: str, *replies: Reply) -> tuple[Any, list[Elicitation]]:
-    """What a hostile server was told last, and what came to the person."""
+    """Return the last reply that a hostile server received, and the questions that reached the user."""
     asked: list[Elicitation] = []
     left = list(replies)
 
@@ -229,7 +230,7 @@ def test_where_two_calls_run_nobody_is_asked() -> None:
         assert {"action": "cancel"} in texts
 
     async def never(question: Elicitation) -> Reply:
-        raise AssertionError("somebody was asked")
+        raise AssertionError("the user must not be asked")
 
     with_servers(work, McpEntry("bad", sys.executable, (HOSTILE, "asks twice")))
 
@@ -252,5 +253,5 @@ def test_the_calls_own_time_stands_still_meanwhile() -> None:
     replies: list[str] = []
     tool = replace(CALCULATOR, name="odd", run=run, parameters={"type": "object"}, seconds=0.2)
     outcome = asyncio.run(use(tool, "{}", replace(NOWHERE, ask=ask)))
-    assert replies == ["Well?"], "it was asked longer than the call may take, and one at a time"
-    assert outcome.text == "error: odd did not respond within 0.2 s", "which goes on afterwards"
+    assert replies == ["Well?"], "time spent on a question is not tool time, and only one question is open at once"
+    assert outcome.text == "error: odd did not respond within 0.2 s", "the time limit applies again after the question"

@@ -1,4 +1,4 @@
-"""The tool that fetches a page: asks each time, only public addresses, bounded in size, time and what it follows."""
+"""The fetch tool: asks every time, connects only to public addresses, and limits size, time and redirects."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def site(port: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A page of a name that resolves to loopback, as if that were public."""
+    """Serve a page under a name that resolves to loopback, as if that address were public."""
 
     async def resolved(host: str, port: int) -> str:
         return "127.0.0.1"
@@ -73,7 +73,7 @@ def run(url: str) -> str:
 def test_a_page_becomes_text(site: str) -> None:
     Site.hosts.clear()
     assert run(f"{site}/page") == "T & U\n\nHead\n\nOne two\nthree"
-    assert Site.hosts == [site.removeprefix("http://")], "by its name, at the checked address"
+    assert Site.hosts == [site.removeprefix("http://")], "the host is the name, connected at the checked address"
     assert run(f"{site}/latin") == "Grüße" and run(f"{site}/plain") == "Gr��e"
     assert run(f"{site}/here").startswith("T & U")
 

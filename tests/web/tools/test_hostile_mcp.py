@@ -1,4 +1,5 @@
-"""MCP servers that mean harm, one by one: what is said of them, what a call gets, and that nothing of them is left."""
+"""Hostile MCP servers, one at a time: their reported state, the result of a call, and the cleanup of their
+processes."""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ def entry(case: str, *more: str) -> McpEntry:
 
 
 def until_gone(mark: str) -> None:
-    """Until no process has that word in its command: what is killed ends in its own time."""
+    """Wait until no process has `mark` in its command line, because killed processes need a moment to end."""
     deadline = time.monotonic() + 60
     while any(mark in command_of(path) for path in Path("/proc").glob("[0-9]*")):
-        assert time.monotonic() < deadline, "it left a process"
+        assert time.monotonic() < deadline, "a process is left over"
         time.sleep(0.02)
 
 
 def command_of(process: Path) -> str:
-    """What `/proc/<number>` says was called, with its arguments."""
+    """Return the command line of the process at `/proc/<number>`."""
     try:
         return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -100,7 +101,7 @@ def test_one_that_does_not_answer_is_given_up(case: str, monkeypatch: pytest.Mon
 def test_a_call_gets_its_answer_or_a_reason(case: str, state: str, text: str, tmp_path: Path) -> None:
     async def work(servers: McpServers, called: Use) -> None:
         assert servers.failures() == {}
-        for _ in range(2):  # what has ended is started again
+        for _ in range(2):  # a server that has exited is restarted
             outcome = await called(servers.tools()[0].name)
             assert (outcome.state, outcome.text) == (state, text)
 
@@ -117,7 +118,7 @@ def test_one_that_floods_or_does_not_read_or_reply_fails_the_call_alone(
 
     async def work(servers: McpServers, called: Use) -> None:
         for _ in range(3):
-            outcome = await called("bad__poke", words="x" * 100_000)  # more than a pipe holds
+            outcome = await called("bad__poke", words="x" * 100_000)  # more than a pipe can buffer
             said = outcome.text
             assert said == "poked" or "did not respond within" in said or "did not read for" in said
 

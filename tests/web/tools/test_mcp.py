@@ -1,4 +1,4 @@
-"""Tools of MCP servers, against a little real one: named, asked for, held in bounds, and never the end of a chat."""
+"""MCP tools on a small real server: naming, calls, limits, and failures that never end the chat."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Use = Callable[..., Awaitable[Outcome]]
 
 
 def with_servers(work: Callable[[McpServers, Use], Awaitable[None]], *entries: McpEntry) -> None:
-    """Do something while servers run; they have ended afterwards."""
+    """Run `work` with running servers and stop them afterwards."""
 
     async def run() -> None:
         servers = McpServers(entries or [McpEntry("little", sys.executable, (LITTLE,), {"SECRET": "s3"})])
@@ -87,7 +87,7 @@ def test_tools_are_named_by_their_server_and_called() -> None:
         with_servers(work)
     finally:
         del os.environ["NOTSO_API_KEY"]
-    assert not is_alive(pids[0]), "it ends with the server"
+    assert not is_alive(pids[0]), "the process ends with the server"
 
 
 def test_what_fails_hangs_or_babbles_is_told() -> None:
@@ -227,7 +227,7 @@ def test_a_server_that_died_is_an_error_and_comes_back() -> None:
         first = (await called("little__pid")).text
         died = await called("little__die")
         assert died.state == "failed" and "exited during the call" in died.text
-        assert servers.failures() and servers.tools()[0].name == "little__add", "it stays listed"
+        assert servers.failures() and servers.tools()[0].name == "little__add", "the tool stays listed"
         again = await called("little__pid")
         assert again.state == "done" and again.text != first and servers.failures() == {}
 
@@ -236,7 +236,7 @@ def test_a_server_that_died_is_an_error_and_comes_back() -> None:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python that imports the library takes seconds, and many on a busy machine."""
+    """Extend the timeouts: importing the MCP library takes seconds, and longer on a busy machine."""
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 120.0)
     monkeypatch.setattr(mcp_servers, "OFFERS_SECONDS", 120.0)
     monkeypatch.setattr(mcp_servers, "RESTART_SECONDS", 0.0)
@@ -246,7 +246,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unreadable_folder_in_path_does_not_stand_for_a_missing_program(
     is_path: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system reports it for a plain user where no other folder has the program; root may read everything."""
+    """A plain user gets EACCES if no other folder has the program; root can read every folder, so the test simulates
+    it."""
 
     async def denied(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -348,7 +349,7 @@ def test_the_page_fetches_offers(start: Start, tmp_path: Path) -> None:
     entries = {"little": {"command": sys.executable, "args": [LITTLE]}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
     server = start(ScriptedEngine(lambda messages, thinking: say("Yes.")), mcp_config=tmp_path / "mcp.json").ready()
-    server.client.get("/tools")  # waits for the servers
+    server.client.get("/tools")  # waits until the servers have started
     page = server.client.get("/").text
     assert 'id="command-little:review"' in page and "Review a piece of code." in page
 

@@ -1,4 +1,4 @@
-"""MCP over streamable HTTP: a session with its headers, begun anew where it was lost, and answers held in bounds."""
+"""MCP over streamable HTTP: session headers, new sessions after a loss, and limits on responses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOOL = {"name": "poke", "description": "Poke it.", "inputSchema": {"type": "obje
 
 
 class Place(ThreadingHTTPServer):
-    """A server of MCP in bare HTTP. `case` says what it does when its tool is called."""
+    """An MCP server over plain HTTP. `case` selects its behavior when the tool is called."""
 
     def __init__(self, case: str, events: bool) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
     def over_sse(self, asked: dict[str, Any], method: str) -> None:
         messages = self.server.streams.get(self.path)
         if messages is None:
-            self.answer(405)  # it takes messages only at the address that its stream named
+            self.answer(405)  # messages are accepted only at the address that the stream announced
             return
         self.answer(202)
         result: dict[str, Any] = {"content": [{"type": "text", "text": "poked"}]}
@@ -153,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         self.say(number, result)
 
     def ask(self, number: Any) -> None:
-        """More often than may be asked at a time, and within one answer."""
+        """Ask more questions within one answer than may be open at a time."""
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
@@ -247,7 +247,7 @@ def test_a_question_comes_in_the_answer_and_its_reply_goes_on_its_own(place: Pla
 
     outcome, _ = poked(place, ask=ask)
     accepted = {"action": "accept", "content": {"name": "Ada"}}
-    assert json.loads(outcome.text) == [accepted] * (MAX_OPEN_REQUESTS + 2), "none is left open by those before it"
+    assert json.loads(outcome.text) == [accepted] * (MAX_OPEN_REQUESTS + 2), "answered questions are no longer open"
     assert place.offered == {"elicitation": {"form": {}}}
     assert {each[2:4] for each in place.seen if not each[1] and each[0] == "POST"} == {("s1", "2025-06-18")}
 

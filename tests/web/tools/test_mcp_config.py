@@ -1,4 +1,4 @@
-"""MCP configurations of other programs: what can be used is used, and what cannot is named, with the reason."""
+"""MCP configurations of other programs: usable entries are accepted, and the others are reported with a reason."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_whole_file_is_expected() -> None:
 def test_the_server_starts_with_each_and_its_page_names_every_entry(
     start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # none of the programs may run here
+    monkeypatch.setenv("PATH", str(tmp_path))  # an empty folder, so that no program can run
     server = start(ScriptedEngine, mcp_config=FILES / name).ready()
     page = server.client.get("/tools", headers=FRAGMENT).text
     used, left_out = WHOLE[name]

@@ -1,4 +1,4 @@
-"""The built-in tools: what they say, what they refuse, and that nothing makes them grow or hang."""
+"""The built-in tools: results, refusals, and limits on time and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: checked with a reason, laid over each other, and passed to the engine."""
+"""Settings: validated with a reason, merged by level, and passed to the engine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_good_values(name: str, text: str, value: object) -> None:
     assert (settings, problems) == ({name: value}, {})
     assert isinstance(settings_from(settings), ChatSettings)
     again, _ = changed({}, {name: shown_values(settings)[name]})
-    assert again == settings, "what is shown can be sent back"
+    assert again == settings, "a displayed value must be accepted as input"
 
 
 @pytest.mark.parametrize("name, text", [(name, text) for name, texts in BAD.items() for text in texts])

@@ -1,4 +1,4 @@
-"""No text can forge an event of a stream, wherever the bytes are cut."""
+"""No text can forge a stream event, at whatever byte the network splits the stream."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ def test_events_survive_any_text_cut_at_every_byte(event_reader: Any, text: str)
     async def make() -> tuple[bytes, str]:
         log = TurnLog()
         html = render_markdown(text)
-        log.write("answer", html, text.replace("<", ""))  # the tail even unrendered: framing must not rely on Markdown
+        # The tail is not rendered, because framing must not rely on Markdown to escape it.
+        log.write("answer", html, text.replace("<", ""))
         log.finish("failed", "Error", error=text)
         return await encoded(log), html
 
     wire, html = asyncio.run(make())
-    assert b"\r" not in wire, "htmx sees a blank line when CR and LF come apart"
+    assert b"\r" not in wire, "htmx reads a blank line if CR and LF arrive separately"
     for cut in range(len(wire) + 1):
         reader = event_reader()
         reader.feed(wire[:cut])
@@ -80,7 +81,7 @@ def test_a_log_gives_each_reader_what_it_lacks() -> None:
         assert (rest.channels["answer"].append, rest.channels["answer"].tail) == ("<p>2</p>", "t3")
         assert "reasoning" not in rest.channels
         assert log.since(log.number).channels == {}
-        assert log.since(log.number + 1).snapshot, "a number never given"
+        assert log.since(log.number + 1).snapshot, "a number ahead of the log needs a snapshot"
         assert log.html("answer") == "<p>1</p><p>2</p>t3"
 
     asyncio.run(run())
@@ -94,7 +95,7 @@ def test_waiting_wakes_at_once_or_after_the_time_given() -> None:
         await asyncio.sleep(0)
         log.set_phase("prefill", "Reading")
         assert await asyncio.wait_for(waiter, 30)
-        assert await log.wait(0, 0), "already there"
+        assert await log.wait(0, 0), "the event is there already"
 
     asyncio.run(run())
 
@@ -122,4 +123,4 @@ def test_many_readers_are_told_together_and_what_they_get_is_written_once(monkey
     wires = asyncio.run(run())
     assert len(set(wires)) == 1
     assert re.findall(rb"<p>(\d+)</p>", wires[0]) == [b"%d" % number for number in range(12)]
-    assert len(encoded_for) <= 4, "some of what came together was told apart"
+    assert len(encoded_for) <= 4, "updates that arrived together must be encoded together"

@@ -1,4 +1,4 @@
-"""How long reading a prompt will still take."""
+"""The estimated time until a prompt has been processed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK = 512
 
 
 def cost(at: int) -> float:
-    """Seconds for the token at this position: twice as much at the end as at the beginning."""
+    """Return the seconds for the token at this position; the last token takes twice as long as the first."""
     return 0.002 * (1 + at / TOTAL)
 
 
@@ -37,7 +37,7 @@ def test_it_knows_that_later_tokens_cost_more() -> None:
     for now, prefill in readings[4:-3]:
         assert prefill.left_s == pytest.approx(end - now, rel=0.1)
     mean_guess = (TOTAL - 4 * CHUNK) * time_until(4 * CHUNK) / (4 * CHUNK)
-    assert mean_guess < 0.75 * (end - readings[4][0]), "the mean rate would have promised too much"
+    assert mean_guess < 0.75 * (end - readings[4][0]), "the mean rate would have predicted a much shorter time"
 
 
 def test_it_never_counts_up() -> None:

@@ -1,4 +1,4 @@
-"""What stands behind the badge and beside the meter, as the server says it."""
+"""The details behind the status badge and beside the context meter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_running_answer_in_figures(start: Start) -> None:
     html = details(server, asked.chat_id)
     assert "Current response" in html and "24 tokens, " in html and "cached" in html
     assert "1 running, 0 queued" in html
-    assert 'hx-trigger="intersect once delay:' in html, "it asks again while it is looked at"
+    assert 'hx-trigger="intersect once delay:' in html, "the details refresh while they are visible"
     release.set()
     server.finished(asked)
     server.wait(lambda: "Last response" in details(server, asked.chat_id))

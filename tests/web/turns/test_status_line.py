@@ -1,4 +1,4 @@
-"""The words about an answer while it comes."""
+"""The status text of a running answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_the_whole_way() -> None:
     status = status_line.status(10.1)
     assert (status.label, dict(status.progress)) == ("Queued (#2)", {"place": 2})
     status_line.take(Event("progress", progress=Progress(360, 1360, 360)), 12.0)
-    assert status_line.status(12.0).label == "Processing prompt", "short waits are not worth figures"
+    assert status_line.status(12.0).label == "Processing prompt", "short waits show no estimate"
     status_line.take(Event("progress", progress=Progress(860, 1360, 360, 100.0)), 17.0)
     status = status_line.status(17.0)
     assert status.label == "Processing prompt 63%"

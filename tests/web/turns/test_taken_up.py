@@ -1,4 +1,4 @@
-"""Answers that the process before left in the moments between two saves: each goes on, as it would have."""
+"""Answers interrupted between two saves are resumed by the next process as if there had been no interruption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Start: TypeAlias = Callable[..., Any]
 
 @pytest.fixture
 def left_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Copies the store as it lies there when a method is called: what a process leaves that is killed just then."""
+    """Copy the store when a method is called, as if the process had been killed at that point."""
 
     def before(owner: type, name: str, when: Callable[..., bool] = lambda *_: True) -> Path:
         method, copy = getattr(owner, name), tmp_path / "left"
@@ -73,7 +73,7 @@ def test_after_the_result_of_a_tool_and_before_the_next_request(start: Start, le
     engine = ScriptedEngine(calculating)
     again = start(engine, data_dir=left).ready()
     assert shown(again.finished(asked)) == shown(whole)
-    assert len(engine.requests) == 1, "the first request and the tool are over"
+    assert len(engine.requests) == 1, "the first request and the tool call are not repeated"
 
 
 def test_a_question_whose_answer_was_never_asked_for(start: Start, left_at: Callable[..., Path]) -> None:
@@ -83,7 +83,7 @@ def test_a_question_whose_answer_was_never_asked_for(start: Start, left_at: Call
     asked = server.ask("Hello")
     whole = server.finished(asked)
     again = start(lambda: Engine.load(None, threads=1), data_dir=left).ready()
-    assert shown(again.finished(asked)) == shown(whole), "its seed is that of its name"
+    assert shown(again.finished(asked)) == shown(whole), "the seed is derived from the id, so the answer is the same"
 
 
 def test_a_version_with_settings_of_its_own(start: Start, left_at: Callable[..., Path]) -> None:
@@ -100,7 +100,7 @@ def test_a_version_with_settings_of_its_own(start: Start, left_at: Callable[...,
 
 
 def test_continue_does_not_take_up_the_text_that_was_stopped(start: Start, left_at: Callable[..., Path]) -> None:
-    """Its trace is that of the writing before, until the new one begins."""
+    """Until the new generation starts, the trace still belongs to the stopped one and must not be resumed."""
 
     def script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
         return say(" And the rest." if messages[-1].role == "assistant" else "word " * 100)
@@ -123,7 +123,7 @@ def test_continue_does_not_take_up_the_text_that_was_stopped(start: Start, left_
 def test_a_process_that_ends_before_the_engine_is_asked_is_counted(
     start: Start, tmp_path: Path, left_at: Callable[..., Path]
 ) -> None:
-    """Else an answer whose prompt ends the process would end each one that starts."""
+    """Without this count, an answer whose prompt crashes the process would crash every new process."""
     left = left_at(Turns, "start")
     server = start(ScriptedEngine()).ready()
     asked = server.ask("Hello")
@@ -167,7 +167,7 @@ def test_a_server_that_stops_while_it_takes_up_leaves_the_answer_to_the_next(
     ours: list[Turns] = []
 
     async def late(self: Any, *arguments: Any) -> None:
-        if arguments[0].id != asked.message_id:  # of a server of another test, which ends
+        if arguments[0].id != asked.message_id:  # a message of another test's server that is still shutting down
             return await save(self, *arguments)
         monkeypatch.setattr(SQLiteStore, "save_message", save)
         saving.set()
@@ -176,7 +176,7 @@ def test_a_server_that_stops_while_it_takes_up_leaves_the_answer_to_the_next(
 
     def interrupt(self: Turns, *, asking_only: bool = False) -> None:
         interrupt_all(self, asking_only=asking_only)
-        if not asking_only and self in ours:  # the servers of earlier tests may end only now
+        if not asking_only and self in ours:  # servers of earlier tests may shut down only now
             stopping.set()
 
     monkeypatch.setattr(Turns, "interrupt_all", interrupt)
@@ -187,7 +187,7 @@ def test_a_server_that_stops_while_it_takes_up_leaves_the_answer_to_the_next(
     server.close()
     with closing(sqlite3.connect(left / "notso.db")) as database:
         sql = "SELECT state, tries FROM messages JOIN answer_traces ON id = message_id"
-        assert database.execute(sql).fetchall() == [("running", 0)], "the answer has not ended this process"
+        assert database.execute(sql).fetchall() == [("running", 0)], "a shutdown must not count as an attempt"
     again = start(ScriptedEngine(), data_dir=left).ready()
     assert again.finished(asked).state == "done" and not unasked.requests
 

@@ -1,4 +1,4 @@
-"""Questions of a running tool to the person at the page: shown, answered or declined, and gone with the call."""
+"""Questions that a running tool asks the user: shown, answered or declined, and removed when the call ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notso.web.tools.elicitation import MAX_QUESTIONS, Elicitation, question_of
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns import tool_calls
 
-__all__ = ["using"]  # the fixture
+__all__ = ["using"]  # pytest finds the imported fixture by name
 
 EVIL = "<img src=x onerror=alert(1)>"
 SCHEMA = {
@@ -49,7 +49,7 @@ def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
 
 @pytest.fixture
 def begun(using: Callable[..., Any]) -> Callable[..., Any]:
-    """A server, and a turn whose tool runs."""
+    """Return a function that starts a server and a turn whose tool is running."""
 
     def begin(run: Any = curious, **settings: Any) -> tuple[Any, Any]:
         server = using(script, "odd", toolbox=Toolbox(Others(tool(run))), **settings)
@@ -61,7 +61,7 @@ def begun(using: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def waiting(server: Any, turn: Any, other_than: str = "") -> Elicitation:
-    """The question, once it waits."""
+    """Wait for a question and return it."""
 
     def question() -> Elicitation | None:
         found: Elicitation | None = server.chat.turns.question(turn.generation_id)
@@ -86,7 +86,7 @@ def result(server: Any, turn: Any) -> Any:
 def test_a_question_is_shown_answered_and_told_to_the_tool(begun: Callable[..., Any]) -> None:
     server, turn = begun()
     question = waiting(server, turn)
-    # The question waits a moment before the call's new state is told.
+    # The question exists a moment before the call's new state is published.
     seen = server.stream(turn, until=lambda event: event.event == "tool" and json.loads(event.data)["call"] != "")
     assert json.loads(seen[-1].data)["call"] == question.id
     status = next(json.loads(event.data) for event in reversed(seen) if event.event == "status")
@@ -110,8 +110,8 @@ def test_a_question_is_declined_and_nonsense_is_not_an_answer(begun: Callable[..
     question = waiting(server, turn)
     assert answer(server, turn, question, question="x").status_code == 409
     assert answer(server, turn, question, answer="cancel").status_code == 400
-    assert answer(server, turn, question).status_code == 400, "a name is needed"
-    assert not server.chat.turns.permit(turn.generation_id, question.id, "once"), "it is no call"
+    assert answer(server, turn, question).status_code == 400, "a name is required"
+    assert not server.chat.turns.permit(turn.generation_id, question.id, "once"), "a question needs no permission"
     assert answer(server, turn, question, answer="decline").status_code == 200
     assert result(server, turn) == ["decline", {}]
 
@@ -128,7 +128,7 @@ def test_stop_cancels_it(begun: Callable[..., Any]) -> None:
     said: list[str] = []
 
     async def asks_beside(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
-        """As the library does: in a task of its own."""
+        """Ask in a separate task, as the MCP library does."""
 
         async def ask() -> None:
             assert surroundings.ask is not None
@@ -169,7 +169,7 @@ def test_a_call_that_ends_takes_its_question_along(begun: Callable[..., Any]) ->
     server.wait(lambda: replies[0].done())
     assert replies[0].result().action == "cancel"
     late = server.on_loop(lambda: replies[1](form()))
-    assert late.action == "cancel", "whoever asks after the end asks nobody"
+    assert late.action == "cancel", "a question after the end of the call is cancelled at once"
     assert server.chat.turns.question(turn.generation_id) is None
     assert ">done<" in server.client.get(f"/chats/{turn.chat_id}").text.replace("</span>done", ">done<")
 
@@ -194,4 +194,4 @@ def test_a_server_that_ends_does_not_wait_for_an_answer(begun: Callable[..., Any
     waiting(server, turn)
     server.begin_close()
     server._thread.join(60)
-    assert not server._thread.is_alive(), "it did not wait out its time"
+    assert not server._thread.is_alive(), "the shutdown must not wait for the question's timeout"

@@ -1,4 +1,4 @@
-"""Turns in which the model calls tools: asked for, run, told to the model, shown, stopped, and never lost."""
+"""Turns with tool calls: requested, approved, run, returned to the model, shown, stopped, and kept across restarts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FRAGMENT = {"HX-Request": "true"}
 
 
 class Others:
-    """One more tool."""
+    """A source of one additional tool."""
 
     def left_out(self) -> tuple[()]:
         return ()
@@ -52,7 +52,7 @@ def call(name: str = "calculator", arguments: str = '{"expression": "6 * 7"}', n
 
 
 def calculating(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
-    """Calls for each line of the question in turn, then says what came back last."""
+    """Call the calculator for each line of the question in turn, then state the last result."""
     at = max(i for i, each in enumerate(messages) if each.role == "user")
     results = [each.content for each in messages[at:] if each.role == "tool"]
     lines = messages[at].content.splitlines()
@@ -65,7 +65,7 @@ def calculating(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
 
 @pytest.fixture
 def using(start: Start) -> Callable[..., Any]:
-    """A server whose new chats may use the calculator, or what is named."""
+    """Return a function that starts a server whose new chats may use the calculator or the named tools."""
 
     def begin(script: Any = calculating, *tools: str, toolbox: Toolbox | None = None, **settings: Any) -> Any:
         server = start(ScriptedEngine(script), **settings).ready()
@@ -79,7 +79,7 @@ def using(start: Start) -> Callable[..., Any]:
 
 
 def asked(server: Any, turn: Any) -> ToolUse:
-    """The call that waits, once it does."""
+    """Wait until a call needs approval, and return it."""
     server.wait(lambda: server.chat.turns.asking(turn.generation_id) is not None)
     use: ToolUse = server.chat.turns.asking(turn.generation_id)
     return use
@@ -102,7 +102,7 @@ def test_a_call_is_asked_for_run_and_told_to_the_model(using: Callable[..., Any]
     use = asked(server, turn)
     page = server.client.get(f"/chats/{turn.chat_id}").text
     assert "needs approval" in page and f'value="{use.id}"' in page
-    assert server.stored(turn).tool_uses == (use,) and use.state == "waiting", "what is asked is on disk"
+    assert server.stored(turn).tool_uses == (use,) and use.state == "waiting", "a call awaiting approval is stored"
     assert permit(server, turn).status_code == 200
     events = server.stream(turn)
     answer = server.finished(turn)
@@ -125,7 +125,7 @@ def test_a_call_is_asked_for_run_and_told_to_the_model(using: Callable[..., Any]
     assert html.index("<strong>Part 0</strong>") < html.index('<details class="tool-card"') < html.index("<code>42<")
     assert html == server.chat.pages.answer_html(answer) == server.chat.pages.answer_html(with_html(answer))
     said = ("**Part 0**", "It is `42`.", "I need a tool.", "There it is.")
-    assert answer.numbers.completion_tokens == sum(-(-len(text) // 4) for text in said), "of both parts"
+    assert answer.numbers.completion_tokens == sum(-(-len(text) // 4) for text in said), "the count covers both parts"
     assert "permission card" not in page
 
 
@@ -152,14 +152,14 @@ def test_the_stream_shows_cards_in_order_and_tells_when_to_ask(using: Callable[.
         screen.apply(event)
     assert screen.html(turn.message_id, "answer").count("<details class") == 2
     assert [use.result for use in answer.tool_uses] == ["2", "4"] and [use.round for use in answer.tool_uses] == [0, 1]
-    # A reader that left in the middle and comes back with its number has the same page, nothing doubled.
+    # A reader that reconnects in the middle with its last event id ends up with the same page and no duplicates.
     other = type(screen)()
     last = max(int(event.id) for event in middle if event.event == "message")
     for event in [*middle, *server.stream(turn, str(last))]:
         other.apply(event)
     blocks = re.compile(r'<p>|<details class="tool-card"')
     assert len(blocks.findall(other.html(turn.message_id, "answer"))) == len(blocks.findall(whole))
-    assert not re.search(r"\shx-(?!target|swap)", "".join(event.data for event in late)), "no control is streamed"
+    assert not re.search(r"\shx-(?!target|swap)", "".join(event.data for event in late)), "no htmx controls in streams"
 
 
 def test_denied_allowed_in_the_chat_and_asked_again(using: Callable[..., Any]) -> None:
@@ -170,9 +170,9 @@ def test_denied_allowed_in_the_chat_and_asked_again(using: Callable[..., Any]) -
     assert answer.tool_uses[0].state == "denied" and "denied" in engine_of(server).requests[-1].messages[-1].content
     turn = server.ask("2 + 2\n3 + 3", turn.chat_id, thinking=False)
     permit(server, turn, "chat")
-    assert [use.state for use in server.finished(turn).tool_uses] == ["done", "done"], "the second was not asked for"
+    assert [use.state for use in server.finished(turn).tool_uses] == ["done", "done"], "the approval covers both calls"
     turn = server.ask("4 + 4", turn.chat_id, thinking=False)
-    assert server.finished(turn).tool_uses[0].result == "8", "nor is the next turn's"
+    assert server.finished(turn).tool_uses[0].result == "8", "the approval also covers the next turn"
     page = server.client.get(f"/chats/{turn.chat_id}/tools").text
     assert "always allowed in this chat" in page
     server.client.post(f"/chats/{turn.chat_id}/tools", data={"tool-calculator": "on", "ask-again": "on"})
@@ -180,7 +180,7 @@ def test_denied_allowed_in_the_chat_and_asked_again(using: Callable[..., Any]) -
     permit(server, turn, "deny")
     assert server.finished(turn).tool_uses[0].state == "denied"
     other = server.ask("6 + 6", thinking=False)
-    assert asked(server, other).arguments == '{"expression": "6 + 6"}', "another chat asks for itself"
+    assert asked(server, other).arguments == '{"expression": "6 + 6"}', "another chat needs its own approval"
     permit(server, other, "deny")
     server.finished(other)
 
@@ -232,7 +232,7 @@ def test_of_two_calls_with_one_id_each_is_asked_for(using: Callable[..., Any]) -
     first = asked(server, turn)
     permit(server, turn, "once", first)
     server.wait(lambda: (now := server.chat.turns.asking(turn.generation_id)) is not None and now.id != first.id)
-    permit(server, turn, "once", first)  # a double click
+    permit(server, turn, "once", first)  # repeated, as by a double click
     assert ran == ["harmless"]
     permit(server, turn, "deny")
     uses = server.finished(turn).tool_uses
@@ -290,11 +290,11 @@ def test_all_tools_are_off_until_chosen(start: Start) -> None:
     server.finished(server.ask("Hi", turn.chat_id))
     names = [tool["function"]["name"] for tool in engine_of(server).requests[-1].options.tools or ()]
     assert names == ["calculator", "clock"]
-    assert "No tools enabled" in server.client.get("/tools", headers=FRAGMENT).text, "new chats have none as before"
+    assert "No tools enabled" in server.client.get("/tools", headers=FRAGMENT).text, "new chats still have no tools"
     server.client.post("/tools", data={"tool-clock": "on"})
     server.client.post(f"/chats/{turn.chat_id}/tools", data={})
     server.finished(server.ask("Hi", turn.chat_id))
-    assert engine_of(server).requests[-1].options.tools is None, "none, although new chats have one"
+    assert engine_of(server).requests[-1].options.tools is None, "this chat has no tools, although new chats have one"
 
 
 def test_a_tool_that_is_not_there_needs_no_permission(using: Callable[..., Any]) -> None:
@@ -341,7 +341,7 @@ def test_several_calls_in_one_round(using: Callable[..., Any]) -> None:
     assert server.chat.pages.answer_html(answer) == server.chat.pages.answer_html(with_html(answer))
     server.finished(server.ask("More", turn.chat_id))
     sent = engine_of(server).requests[-2].messages
-    assert sent[-2:] == (Message("assistant", "Done."), Message("user", "More")), "the rest belongs to the call"
+    assert sent[-2:] == (Message("assistant", "Done."), Message("user", "More")), "the rest belongs to the calls"
 
 
 def test_a_model_that_never_stops_calling_is_stopped(using: Callable[..., Any]) -> None:
@@ -367,7 +367,7 @@ def test_stopped_while_it_waits_and_continued(using: Callable[..., Any]) -> None
     late = server.client.post(
         f"/generations/{turn.generation_id}/permission", data={"call": answer.tool_uses[0].id, "answer": "once"}
     )
-    assert late.status_code == 303 and server.stored(turn).tool_uses == answer.tool_uses, "too late changes nothing"
+    assert late.status_code == 303 and server.stored(turn).tool_uses == answer.tool_uses, "it is too late to approve"
     server.client.post(f"/chats/{turn.chat_id}/messages/{turn.message_id}/continue")
     turn = server.last(turn.chat_id)
     permit(server, turn)
@@ -427,7 +427,8 @@ def test_killed_while_it_waits(using: Callable[..., Any], start: Start, tmp_path
     server = using()
     turn = server.ask("1 + 1", thinking=False)
     use = asked(server, turn)
-    shutil.copytree(tmp_path / "data", tmp_path / "after", ignore=shutil.ignore_patterns("*lock*"))  # as it lies there
+    # the store as a crash would leave it
+    shutil.copytree(tmp_path / "data", tmp_path / "after", ignore=shutil.ignore_patterns("*lock*"))
     again = start(ScriptedEngine(calculating), data_dir=tmp_path / "after").ready()
     answer = again.stored(turn)
     assert answer.state == "running" and answer.tool_uses == (use,)
@@ -443,7 +444,7 @@ def test_a_server_that_ends_does_not_wait_for_a_person(using: Callable[..., Any]
     asked(server, turn)
     server.begin_close()
     server._thread.join(60)
-    assert not server._thread.is_alive(), "it did not wait out its time"
+    assert not server._thread.is_alive(), "the shutdown must not wait for the approval's timeout"
 
 
 def test_a_word_given_twice_to_nobody_or_in_nonsense(using: Callable[..., Any]) -> None:
@@ -458,7 +459,7 @@ def test_a_word_given_twice_to_nobody_or_in_nonsense(using: Callable[..., Any]) 
     assert permit(server, turn, "once", use).status_code == 200
     server.wait(lambda: asked(server, turn).id != use.id)
     again = permit(server, turn, "chat", use)
-    assert again.status_code == 200 and asked(server, turn).id != use.id, "the second call is not allowed by it"
+    assert again.status_code == 200 and asked(server, turn).id != use.id, "approval must not apply to the next call"
     permit(server, turn, "deny")
     assert [each.state for each in server.finished(turn).tool_uses] == ["done", "denied"]
 
@@ -545,7 +546,7 @@ def test_what_follows_reads_the_calls_too(using: Callable[..., Any]) -> None:
     permit(server, turn)
     answer = server.finished(turn)
     found = server.client.get("/search?q=Part", headers=FRAGMENT).text
-    assert turn.message_id in found, "text around calls is found"
+    assert turn.message_id in found, "text around tool calls is searchable"
     engine_of(server).script = lambda *_: say("Noted.")
     server.finished(server.ask("And now?", turn.chat_id, thinking=False))
     sent = engine_of(server).requests[-1].messages

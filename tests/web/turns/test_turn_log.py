@@ -1,4 +1,4 @@
-"""A copy of a turn's log, made from what is told of its changes, shows what the log itself shows."""
+"""A copy of a turn's log that is built from its published changes shows the same as the log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def change(log: TurnLog, rng: random.Random) -> None:
 
 
 def tell(log: TurnLog, copy: TurnLog, after: int) -> bool:
-    """As it goes over the wire."""
+    """Apply the changes after a JSON round trip, as over the network."""
     return copy.take(after, log.number, json.loads(json.dumps(log.changes(after))))
 
 
@@ -48,10 +48,10 @@ def test_a_copy_shows_every_reader_what_the_log_shows(seed: int) -> None:
                 assert tell(log, copy, rng.choice((-1, told, rng.randrange(told + 1))))
                 told = log.number
             if rng.random() < 0.1 and before > late.number:
-                assert not tell(log, late, before), "something is missing between"
+                assert not tell(log, late, before), "a copy must reject changes after a gap"
         log.finish("done", "Done", None, {"tokens": 3})
         assert tell(log, copy, told) and tell(log, late, -1)
-        assert tell(log, copy, told), "told twice is told once"
+        assert tell(log, copy, told), "repeated changes are accepted"
         for each in (copy, late):
             assert shown(each, range(log.number + 1)) == shown(log, range(log.number + 1))
             assert (each.finished, each.error, each.stats, each.words) == (True, None, {"tokens": 3}, 0)

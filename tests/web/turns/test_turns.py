@@ -1,4 +1,4 @@
-"""Turns: what a stream shows, that it survives its readers, and how it ends."""
+"""Turns: the contents of their stream, their independence of readers, and how they end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_the_stream_shows_is_what_is_stored_and_what_the_page_shows(start: 
     assert (stored.content, stored.reasoning, stored.state) == (ANSWER, THOUGHTS, "done")
     assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER) == stored.answer_html
     assert screen.html(asked.message_id, "reasoning") == render_markdown(THOUGHTS) == stored.reasoning_html
-    assert len([event for event in events if event.event == "message"]) > 5, "it came in pieces"
+    assert len([event for event in events if event.event == "message"]) > 5, "the answer arrived in several pieces"
     page = server.client.get(f"/chats/{asked.chat_id}").text
     assert stored.answer_html in page and 'hx-sse:connect="/generations' not in page
 
@@ -63,7 +63,7 @@ def test_a_stream_ends_with_one_done_and_its_numbers_never_fall(start: Start) ->
     assert events[-1].event == "done"
     assert json.loads(events[-1].data)["state"] == "done"
     updates = [event.id for event in events if event.event == "message"]
-    assert len(updates) == len(set(updates)), "no update's number comes twice"
+    assert len(updates) == len(set(updates)), "each update has its own number"
 
 
 def test_states_come_in_order(start: Start, shown: Any) -> None:
@@ -95,7 +95,7 @@ def test_a_reader_that_leaves_at_any_point_resumes_without_gap_or_double(start: 
             if event.event != "message":
                 continue
             snapshot = event.data.startswith("<!--snapshot-->")
-            if snapshot or int(event.id) > seen:  # the page's guard
+            if snapshot or int(event.id) > seen:  # as the page's script does
                 seen = int(event.id)
                 for target, swap, html in PARTIAL.findall(event.data):
                     shown[target] = (shown.get(target, "") if swap == "beforeend" else "") + html
@@ -118,7 +118,7 @@ def test_a_late_or_odd_reader_gets_a_snapshot(shared: Any, screen: Any, header: 
 
 
 def test_of_turns_past_no_more_is_kept_than_may_be(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither they nor the clocks that would have let go of them."""
+    """The limit applies to finished turns and to the timers that would remove them."""
     monkeypatch.setattr(turns, "MAX_FINISHED", 2)
     server = start(ScriptedEngine(script())).ready()
 
@@ -177,13 +177,13 @@ def test_stop_keeps_what_was_said(start: Start) -> None:
     began = time.monotonic()
     assert server.client.post(f"/generations/{asked.generation_id}/stop", data={}).status_code == 303
     stored = server.finished(asked)
-    assert time.monotonic() - began < 20, "the script alone would go on for 50 s"
+    assert time.monotonic() - began < 20, "the stop must not wait for the script, which takes 50 s"
     assert stored.state == "stopped"
     assert stored.content.startswith("word word")
-    assert stored.numbers.completion_tokens * 5 == len(stored.content), "what it cost is known all the same"
+    assert stored.numbers.completion_tokens * 5 == len(stored.content), "a stopped answer still reports its token count"
     events = server.stream(asked)
     assert json.loads(events[-1].data)["state"] == "stopped"
-    assert server.client.post(f"/generations/{asked.generation_id}/stop", data={}).status_code == 303, "again is fine"
+    assert server.client.post(f"/generations/{asked.generation_id}/stop", data={}).status_code == 303, "may be repeated"
     follow_up = server.ask("More", asked.chat_id)
     assert follow_up.message_id != asked.message_id
 
@@ -201,7 +201,7 @@ def test_stop_reaches_a_turn_that_still_waits(start: Start) -> None:
     assert server.stored(running).active
     engine.gate.set()
     assert server.finished(running).state == "done"
-    assert len(engine.requests) == 1, "the stopped one never reached the engine"
+    assert len(engine.requests) == 1, "the stopped message never reached the engine"
 
 
 def test_one_turn_at_a_time_in_a_chat(start: Start) -> None:
@@ -211,7 +211,7 @@ def test_one_turn_at_a_time_in_a_chat(start: Start) -> None:
     asked = server.ask("one")
     answer = server.client.post(f"/chats/{asked.chat_id}/messages", data={"text": "two", "key": new_id()})
     assert answer.status_code == 409
-    assert "still being generated" in answer.text and ">\ntwo</textarea>" in answer.text, "the text is kept"
+    assert "still being generated" in answer.text and ">\ntwo</textarea>" in answer.text, "the typed text is returned"
     fragment = server.client.post(
         f"/chats/{asked.chat_id}/messages", data={"text": "two", "key": new_id()}, headers={"HX-Request": "true"}
     )
@@ -350,7 +350,7 @@ def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -
     asked = server.ask("Hello")
     assert server.stored(asked).state in ("queued", "running")
     answer = server.client.get("/status").text
-    assert 'hx-get="/status"' in answer and "#status-label" not in answer, "the stream's words are left alone"
+    assert 'hx-get="/status"' in answer and "#status-label" not in answer, "the status must not replace the stream"
     assert "Loading" in server.stream(asked, until=lambda event: event.event == "status")[-1].data
     gate.set()
     assert server.finished(asked).content == ANSWER
@@ -426,7 +426,7 @@ def test_a_reader_that_stops_reading_is_dropped_and_holds_up_nobody(start: Start
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect((host, int(port)))
         stalled.sendall(request)
-        reads = server.client.get(f"/generations/{asked.generation_id}/events").text  # and does nothing else meanwhile
+        reads = server.client.get(f"/generations/{asked.generation_id}/events").text  # a reader that does nothing else
         assert reads.count("event: done\n") == 1
         assert server.finished(asked).content == answer
         server.wait(lambda: not server.server.server_state.tasks)
@@ -435,5 +435,5 @@ def test_a_reader_that_stops_reading_is_dropped_and_holds_up_nobody(start: Start
         with contextlib.suppress(ConnectionResetError):
             while chunk := stalled.recv(65_536):
                 received += chunk
-        assert b"event: done" not in received, "it was dropped before the end"
-    assert server.stream(asked)[-1].event == "done", "and may come back"
+        assert b"event: done" not in received, "the stalled reader was dropped before the end"
+    assert server.stream(asked)[-1].event == "done", "the dropped reader may reconnect"

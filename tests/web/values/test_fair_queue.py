@@ -1,4 +1,4 @@
-"""Fair turns: how long one owner may keep another waiting, and what becomes of work nobody waits for."""
+"""Fair queueing: how long one owner can delay another, and what happens to work whose caller has left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from notso.web.values.fair_queue import FairQueue
 
 
 async def begun(queue: FairQueue) -> tuple[threading.Event, asyncio.Task[bool]]:
-    """Work that holds the thread until the event is set."""
+    """Start work that holds the thread until the returned event is set."""
     free = threading.Event()
     task = asyncio.create_task(queue.run("first", lambda: free.wait(60)))
     await asyncio.sleep(0)

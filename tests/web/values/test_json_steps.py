@@ -1,4 +1,4 @@
-"""JSON in steps is what the library writes, and no step is large."""
+"""Incremental JSON encoding gives the same text as the json module, in small steps."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ OTHERS = sorted(set(LANGUAGES) - {"en"})
 
 
 WITHOUT_SPACES = ("ja", "zh-Hans")
-"""Languages whose commas and colons have a full width of their own: no space stands beside them."""
+"""Languages with full-width commas and colons, which take no spaces."""
 
 
 def holes(text: str) -> list[str]:
@@ -49,7 +49,7 @@ def holes(text: str) -> list[str]:
 
 
 def plurals(text: str) -> list[str]:
-    """Names of the numbers whose plural forms a string chooses, and the forms."""
+    """Return the name and the plural forms of each number for which the string selects a form."""
     return re.findall(r"\{([a-z_]+):([^}]*)\}", text)
 
 
@@ -59,7 +59,7 @@ def test_a_table_has_known_keys_and_the_same_placeholders(code: str) -> None:
     here = {name: text for name, text in table(code).items() if not name.startswith(FAILURE)}
     assert [name for name in here if name not in english or name.startswith(FOR_THE_MODEL)] == []
     ordered = [name for name in english if name in here and not name.startswith(OF_PARAMETERS)]
-    assert [name for name in here if name in ordered] == ordered, "in the order of the English table"
+    assert [name for name in here if name in ordered] == ordered, "entries follow the order of the English table"
     assert {name: text for name, text in here.items() if holes(text) != holes(english[name])} == {}
     assert {name for name, text in here.items() if not text.strip() and english[name].strip()} == set()
     wide = "、，：（" if code in WITHOUT_SPACES else ""
@@ -72,7 +72,7 @@ def test_a_table_has_known_keys_and_the_same_placeholders(code: str) -> None:
 
 @cache
 def codes_of_errors() -> dict[str, set[str]]:
-    """Code of each sentence that an error is raised with -> names of the figures in it."""
+    """Return error code -> names of the values in its sentence, for every error in the sources."""
     found = {code: {"needed", "context"} for code in ("prompt_too_long", "prompt_too_long_at_least")}
     for path in Path(notso.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
@@ -88,7 +88,7 @@ def codes_of_errors() -> dict[str, set[str]]:
 def test_each_code_of_an_error_is_translated_with_its_figures(code: str) -> None:
     codes = codes_of_errors()
     here = {name.removeprefix(FAILURE): text for name, text in table(code).items() if name.startswith(FAILURE)}
-    assert here.keys() == (set() if code == "en" else codes.keys()), "the English stands where it is raised"
+    assert here.keys() == (set() if code == "en" else codes.keys()), "English needs no entry: the source has it"
     assert {each: text for each, text in here.items() if not {hole[1:-1] for hole in holes(text)} <= codes[each]} == {}
 
 
@@ -170,7 +170,7 @@ def test_each_number_has_all_plural_forms_of_the_language(code: str) -> None:
         if any(len(forms.split("|")) != count or f"{{{each}}}" not in text for each, forms in plurals(text))
     }
     assert wrong == {}
-    # Where a language distinguishes forms and English chooses one, so does the translation, or it avoids the noun.
+    # A translation selects plural forms where English does, unless it avoids the noun; a few such strings must remain.
     assert count == 1 or sum(bool(plurals(text)) for text in table(code).values()) >= 6
 
 

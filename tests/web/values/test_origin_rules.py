@@ -1,4 +1,4 @@
-"""Rules about origins mean what they say, and nothing that only begins or ends like it."""
+"""Origin rules match exactly, never by prefix or suffix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that says who may use a server."""
+"""The configuration file for sign-in."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_a_secrets_file_lies_beside_the_one_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the server was started."""
+    """The path of the secrets file is relative to the configuration file, not to the working directory."""
     folder = tmp_path / "settings"
     folder.mkdir()
     (folder / "oidc-secret").write_text("hush\n")

@@ -1,4 +1,4 @@
-"""The table of commands and that of keys: complete, and bound wherever they are promised."""
+"""The tables of slash commands and keyboard shortcuts: complete, documented and implemented."""
 
 from __future__ import annotations
 

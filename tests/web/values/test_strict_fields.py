@@ -1,4 +1,4 @@
-"""However many faults a body has, few are collected."""
+"""The number of collected errors is limited, however many faults a body has."""
 
 from __future__ import annotations
 

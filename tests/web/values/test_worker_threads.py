@@ -1,4 +1,4 @@
-"""A pool whose threads cannot all be started."""
+"""A thread pool that cannot start all of its threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine elsewhere: connections break, it goes away and comes back, and each answer is told whole and once."""
+"""A remote engine: connections break, the engine restarts, and each answer still arrives complete and exactly once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Start = Callable[..., Any]
 
 
 class Relay:
-    """Carries bytes between a front end and its engine, until it is told to cut what there is, or to let nobody in."""
+    """A relay between a front end and its engine that can cut open connections and refuse new ones."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.removeprefix("http://").rpartition(":")
@@ -87,7 +87,7 @@ class Relay:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is lost is so before a second has passed, and a broken connection is not."""
+    """Shorten the timeouts: an engine counts as lost within a second, but not after one broken connection."""
     monkeypatch.setattr(engine_link, "LOST_SECONDS", 0.6)
     monkeypatch.setattr(engine_link, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(engine_link, "LOST_RETRY_SECONDS", 0.05)
@@ -95,7 +95,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def relayed() -> Iterator[Callable[[str], tuple[Relay, RemoteSource]]]:
-    """A source whose way to the engine can be cut."""
+    """Return a function that connects to an engine through a relay."""
     made: list[Any] = []
 
     def to(address: str) -> tuple[Relay, RemoteSource]:
@@ -113,7 +113,7 @@ Relayed = Callable[[str], tuple[Relay, RemoteSource]]
 
 
 class Steps:
-    """A script that says a word for each `let`."""
+    """A script that writes one word for each `let`."""
 
     def __init__(self) -> None:
         self._let = threading.Semaphore(0)
@@ -136,7 +136,7 @@ class Steps:
 def wait(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "waited too long"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)
 
 
@@ -161,7 +161,7 @@ def test_a_connection_that_breaks_costs_no_event_and_doubles_none(start: Start, 
     events = generation.read()
     assert text(events) == "1 2 3 4 5 6 7 8 " and events[-1].finish_reason == "stop"
     assert [event.kind for event in events[-2:]] == ["usage", "end"]
-    assert text(engine.submit(ASKED).events()) == "" and len(scripted.requests) == 2, "nothing was asked twice"
+    assert text(engine.submit(ASKED).events()) == "" and len(scripted.requests) == 2, "no request is submitted twice"
 
 
 def test_a_stop_said_while_the_connection_is_broken_is_heard(start: Start, relayed: Relayed) -> None:
@@ -238,7 +238,7 @@ def test_an_engine_that_went_away_is_told_of_and_comes_back_by_itself(
     front.wait(lambda: front.client.get("/health").json() == {"status": "failed"})
     said = front.client.post("/v1/chat/completions", json=CHAT)
     assert said.status_code == 503 and "does not respond" in said.json()["error"]["message"]
-    assert "1 2 3" in front.client.get(f"/chats/{asked.chat_id}").text, "what it had said is kept"
+    assert "1 2 3" in front.client.get(f"/chats/{asked.chat_id}").text, "the text so far is kept"
     relay.is_open = True
     front.wait(lambda: front.client.get("/health").status_code == 200)
     steps.end()
@@ -270,7 +270,7 @@ def test_an_engine_that_was_started_anew_has_lost_what_it_was_writing(
     wait(lambda: generation.finished)
     error = generation.read()[-1].error
     assert isinstance(error, EngineError) and "was restarted" in str(error)
-    assert text(engine.submit(ASKED).events()) == DEFAULT_ANSWER, "it is the same model, and goes on"
+    assert text(engine.submit(ASKED).events()) == DEFAULT_ANSWER, "the restarted engine has the same model"
     steps.end()
 
 
@@ -361,7 +361,7 @@ END = {"kind": "end", "finish_reason": "stop"}
 
 
 class FalseEngine:
-    """Speaks the form of an engine, and says `events` for each answer, and `result` for each call, as it is told."""
+    """A server that speaks the engine's protocol with scripted `events` per answer and `result` per call."""
 
     def __init__(self) -> None:
         self.events: list[Any] = [{"kind": "text", "text": "fine"}, USAGE, END]
@@ -377,7 +377,7 @@ class FalseEngine:
             protocol_version = "HTTP/1.1"
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing."""
+                """Print no log lines."""
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -392,7 +392,8 @@ class FalseEngine:
                         self.wfile.flush()
 
                     about = {"state": "ready", "info": INFO | {"max_num_seqs": 4}}
-                    lines.append(line)  # first: a submission may follow the next line at once
+                    # append before sending, because a submission may arrive as soon as the line is out
+                    lines.append(line)
                     line(json.dumps({"known": [int(each) for each in body["read"]], "about": about}).encode())
                     with contextlib.suppress(OSError):
                         while not engine.closed.wait(0.5):
@@ -520,7 +521,7 @@ def test_an_idle_connection_that_was_closed_is_replaced(false: tuple[FalseEngine
     for _ in range(2):
         remote.estimate(HELLO)
         ((connection, _),) = source._link._spare
-        assert select.select([connection.sock], [], [], 30)[0]  # the end has arrived
+        assert select.select([connection.sock], [], [], 30)[0]  # the end of the answer has arrived
     assert engine.calls == 2
 
 
@@ -588,7 +589,7 @@ def test_a_front_end_that_does_not_come_back_asks_for_nothing_any_more(
 def test_a_server_ends_though_its_engine_hangs(
     start: Start, false: tuple[FalseEngine, RemoteSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers nothing to a call, and ends no answer, but its stream goes on."""
+    """The engine answers no call and ends no answer, but its event stream stays open."""
     from notso.web import app
 
     monkeypatch.setattr(app, "STOP_SECONDS", 0.05)
@@ -598,13 +599,13 @@ def test_a_server_ends_though_its_engine_hangs(
     asked = server.ask("hello")
     wait(lambda: "half" in str(server.chat.turns.find(asked.generation_id).log.html("answer")))
     engine.at_call = lambda handler: engine.closed.wait() and False
-    wanted = range(12)  # more than run at once
+    wanted = range(12)  # more calls than may run at once
     with ThreadPoolExecutor(len(wanted)) as threads:
         before = engine.calls
         estimates = [threads.submit(server.client.post, "/tokenize", json={"content": "x"}) for _ in wanted]
         wait(lambda: engine.calls > before)
         server.on_loop(lambda: app.begin_stopping(server.app.state.parts))
         assert {each.result().status_code for each in estimates} <= {500, 503}
-    # The next process continues it.
+    # The answer stays unfinished in the store, so that the next process continues it.
     assert server.stored(asked).state == "running" and server.chat.turns.unfinished == 0
     server.close()

@@ -1,4 +1,4 @@
-"""What crosses between a front end and its engine comes back equal, whatever is in it."""
+"""Values sent between a front end and its engine are equal after the round trip, whatever they contain."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def crossed(value: Any) -> Any:
 def test_each_value_comes_back_equal(kind: type, data: st.DataObject) -> None:
     value = data.draw(STRATEGIES[kind])
     back = unpacked(kind, crossed(value))
-    assert back == value and repr(back) == repr(value), "and no number became another kind of number"
+    assert back == value and repr(back) == repr(value), "a number must keep its type"
 
 
 @settings(max_examples=40, deadline=None)
@@ -241,7 +241,7 @@ def test_what_has_its_default_is_left_out() -> None:
 
 
 class DeviceDiedError(EngineError):
-    """Of a kind that the other end does not know."""
+    """An error type that the other end does not know."""
 
 
 @pytest.mark.parametrize(
