@@ -337,7 +337,7 @@ def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: 
         for line in lines
     )
     assert any(line.startswith("fail  data: ") and "--data-dir" in line for line in lines)
-    assert any("offline (HF_HUB_OFFLINE)" in line for line in lines)
+    assert any("model downloads are disabled (HF_HUB_OFFLINE)" in line for line in lines)
 
 
 def test_doctor_reads_what_it_calls_a_model(notso: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
