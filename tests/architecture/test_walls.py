@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+from architecture.syntax import nodes
 
 from notso import qtensor
 
@@ -53,12 +53,6 @@ def floor(path: Path) -> str:
     """qtensor, smollm3, web or cli; the package's own files are ''."""
     parts = path.relative_to(SOURCE / "notso").parts
     return parts[0] if len(parts) > 1 else ""
-
-
-@cache
-def nodes(path: Path) -> list[ast.AST]:
-    """Everything the file says."""
-    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
