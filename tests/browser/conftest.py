@@ -94,6 +94,10 @@ class Served:
             assert self._thread.is_alive() and time.monotonic() < deadline
             time.sleep(0.01)
 
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
     def begin_close(self) -> None:
         self.server.should_exit = True
 
@@ -105,7 +109,8 @@ class Served:
 
 @pytest.fixture(scope="session")
 def closing() -> Iterator[list[Served]]:
-    """Servers told to end, whose end is looked at once all tests are through: each takes a moment."""
+    """Servers told to end, whose end is looked at once all tests are through: each takes a moment. Those that
+    have ended are let go: the collector would look at all that they were made of, again and again."""
     servers: list[Served] = []
     yield servers
     for server in servers:
@@ -132,7 +137,7 @@ def serve(tmp_path: Path, closing: list[Served]) -> Iterator[Callable[..., Serve
     yield begin
     for server in started:
         server.begin_close()
-    closing += started
+    closing[:] = [each for each in (*closing, *started) if each.is_running]
 
 
 @pytest.fixture

@@ -230,6 +230,10 @@ class Running:
             connection.sendall(request)
             return b"".join(iter(lambda: connection.recv(65_536), b""))
 
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
     def begin_close(self) -> None:
         self.client.close()
         self.server.should_exit = True
@@ -251,7 +255,8 @@ class Running:
 
 @pytest.fixture(scope="session")
 def closing() -> Iterator[list[Running]]:
-    """Servers told to end, whose end is looked at once all tests are through: each takes a moment."""
+    """Servers told to end, whose end is looked at once all tests are through: each takes a moment. Those that
+    have ended are let go: the collector would look at all that they were made of, again and again."""
     servers: list[Running] = []
     yield servers
     for server in servers:
@@ -280,7 +285,7 @@ def start(tmp_path: Path, closing: list[Running]) -> Iterator[Callable[..., Runn
     yield begin
     for server in running:
         server.begin_close()
-    closing += running
+    closing[:] = [each for each in (*closing, *running) if each.is_running]
 
 
 @pytest.fixture(scope="module")
