@@ -3,10 +3,10 @@
     python tests/due_files.py    the files to run; none where every file is due
 
 A file is due when its digest differs from the one with which it passed last in this tree. The digest covers the file,
-the package at the same place, what it imports, directly or not, every file and folder of the repository that one of
-those tests names, and the machine. `build/tests_passed.json` holds the digests and is not committed: a fresh clone,
-which has none, runs everything. Of the files that are not due a tenth is drawn, because a digest cannot see everything
-that a test depends on.
+the package at the same place, what it or the module of its name imports, directly or not, every file and folder of the
+repository that one of those tests names, and the machine. `build/tests_passed.json` holds the digests and is not
+committed: a fresh clone, which has none, runs everything. Of the files that are not due a tenth is drawn, because a
+digest cannot see everything that a test depends on.
 """
 
 from __future__ import annotations
@@ -40,10 +40,21 @@ DATA = {
     "src/notso/web": ("src/notso/web",),
 }
 """Folder of a package -> files and folders whose contents, besides Python, its modules read or are built from."""
-WHOLE_SERVER = ("src/notso/web/app.py", "tests/web/conftest.py")
-"""Files that import all of the server. What a test reaches only through them does not make it due, or every change in
-the server would make due every test that starts one: a test counts as one of the package at the same place under src/
-and of what it names, and the others are drawn. `make check` runs all."""
+WHOLE = (
+    "src/notso/cli/app.py",
+    "src/notso/web/app.py",
+    "tests/web/conftest.py",
+    "tests/web/shared_between_servers.py",
+)
+"""Files that import all of the server or all commands. What a test reaches only through them does not make it due, or
+every change in the server would make due every test that starts one: a test counts as one of the package at the same
+place under src/, of the module of its name there, and of what it names, and the others are drawn. `make check` runs
+all."""
+CHOOSERS = ("tests/due_files.py", "tests/long_tests.py")
+"""Files that name folders only to say which tests are due."""
+ROOTS = ("src", "tests")
+"""Beginnings of paths, and where programs look for modules: what a test imports or names of them counts, not all that
+is in them."""
 PROGRAMS = (
     "c++",
     "chromium",
@@ -126,8 +137,8 @@ def beside() -> dict[str, tuple[str, ...]]:
 def named(name: str) -> frozenset[str]:
     """Files that a test names, from the root, alone or by their folder, or that lie beside it."""
     found, folder = set(beside().get(name.removesuffix(".py"), ())), name.rpartition("/")[0]
-    for path in NAMED.findall(text(name)):
-        found |= {*files().get(path.rstrip("/"), ())}
+    for path in NAMED.findall(text(name)) if name not in CHOOSERS else ():
+        found |= {*files().get(path.rstrip("/"), ())} if path not in ROOTS else set()
         found |= {f"{folder}/{path}"} & {*files().get(f"{folder}/{path}", ())}
     return frozenset(found)
 
@@ -148,14 +159,24 @@ def fixtures(name: str) -> frozenset[str]:
 
 
 @cache
+def package(folder: str) -> frozenset[str]:
+    """Files of the package at the same place as a folder of tests, without those that have tests at their own place."""
+    found = files().get(f"src/notso/{folder}", ())
+    below = {each.rpartition("/")[0] for each in files().get(f"tests/{folder}", ())} - {f"tests/{folder}"}
+    apart = tuple(f"src/notso/{each.removeprefix('tests/')}/" for each in below)
+    return frozenset(file for file in found if not file.startswith(apart))
+
+
+@cache
 def closure(name: str) -> frozenset[str]:
     """All files of the repository that a test file depends on, itself included."""
-    package = f"src/notso/{name.removeprefix('tests/').rpartition('/')[0]}"
-    found = {name, *files().get(package, ())} | (files().keys() & {*EVERYWHERE})
-    left = [name]
+    folder, _, file_name = name.removeprefix("tests/").rpartition("/")
+    tested = f"src/notso/{folder}/{file_name.removeprefix('test_')}"
+    found = {name, *package(folder)} | (files().keys() & {*EVERYWHERE})
+    left = [name, *files().get(tested, ())]
     while left:
         each = left.pop()
-        more = set() if each in WHOLE_SERVER else set(imported(each))
+        more = set() if each in WHOLE else set(imported(each))
         if not each.startswith("src/"):
             more |= named(each) | fixtures(each)
         for folder in (folder for folder in DATA if each.startswith(f"{folder}/")):
