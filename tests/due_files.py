@@ -3,10 +3,10 @@
     python tests/due_files.py    print the files to run; nothing if all are due
 
 A file is due if its digest differs from the one with which it last passed in this tree. The digest covers the file, the
-package at the corresponding path, direct and indirect imports, every file and folder of the repository that these tests
-name, and the machine. `build/tests_passed.json` contains the digests and is not committed, so a fresh clone runs
-everything. A tenth of the other files is drawn at random, because a digest does not cover everything that a test
-depends on.
+package at the corresponding path, direct and indirect imports of the test and of the module with its name, every file
+and folder of the repository that these tests name, and the machine. `build/tests_passed.json` contains the digests and
+is not committed, so a fresh clone runs everything. A tenth of the other files is drawn at random, because a digest does
+not cover everything that a test depends on.
 """
 
 from __future__ import annotations
@@ -40,10 +40,20 @@ DATA = {
     "src/notso/web": ("src/notso/web",),
 }
 """Folder of a package -> files and folders, other than Python modules, that the package reads or is built from."""
-WHOLE_SERVER = ("src/notso/web/app.py", "tests/web/conftest.py")
-"""Files that import the whole server. What a test reaches only through them is ignored; otherwise, every change in the
-server would make every test that starts one due. Such a test depends on the package at the corresponding path under
-src/ and on files that it names, and the remaining ones are drawn at random. `make check` runs all tests."""
+WHOLE = (
+    "src/notso/cli/app.py",
+    "src/notso/web/app.py",
+    "tests/web/conftest.py",
+    "tests/web/shared_between_servers.py",
+)
+"""Files that import the whole server or all commands. What a test reaches only through them is ignored; otherwise,
+every change in the server would make every test that starts one due. Such a test depends on the package at the
+corresponding path under src/, on the module with its name, and on files that it names; the remaining tests are drawn at
+random. `make check` runs all tests."""
+CHOOSERS = ("tests/due_files.py", "tests/long_tests.py")
+"""Files that name folders only to choose tests."""
+ROOTS = ("src", "tests")
+"""Folders that tests name as the start of a path or on sys.path. Only what a test imports or names in them counts."""
 PROGRAMS = (
     "c++",
     "chromium",
@@ -126,8 +136,8 @@ def beside() -> dict[str, tuple[str, ...]]:
 def named(name: str) -> frozenset[str]:
     """Return files that a test names by path, file name or folder, and files with its own name and another suffix."""
     found, folder = set(beside().get(name.removesuffix(".py"), ())), name.rpartition("/")[0]
-    for path in NAMED.findall(text(name)):
-        found |= {*files().get(path.rstrip("/"), ())}
+    for path in NAMED.findall(text(name)) if name not in CHOOSERS else ():
+        found |= {*files().get(path.rstrip("/"), ())} if path not in ROOTS else set()
         found |= {f"{folder}/{path}"} & {*files().get(f"{folder}/{path}", ())}
     return frozenset(found)
 
@@ -148,14 +158,24 @@ def fixtures(name: str) -> frozenset[str]:
 
 
 @cache
+def package(folder: str) -> frozenset[str]:
+    """Files of the package at the same place as a folder of tests, without those that have tests at their own place."""
+    found = files().get(f"src/notso/{folder}", ())
+    below = {each.rpartition("/")[0] for each in files().get(f"tests/{folder}", ())} - {f"tests/{folder}"}
+    apart = tuple(f"src/notso/{each.removeprefix('tests/')}/" for each in below)
+    return frozenset(file for file in found if not file.startswith(apart))
+
+
+@cache
 def closure(name: str) -> frozenset[str]:
     """Return all files of the repository that a test file depends on, including itself."""
-    package = f"src/notso/{name.removeprefix('tests/').rpartition('/')[0]}"
-    found = {name, *files().get(package, ())} | (files().keys() & {*EVERYWHERE})
-    left = [name]
+    folder, _, file_name = name.removeprefix("tests/").rpartition("/")
+    tested = f"src/notso/{folder}/{file_name.removeprefix('test_')}"
+    found = {name, *package(folder)} | (files().keys() & {*EVERYWHERE})
+    left = [name, *files().get(tested, ())]
     while left:
         each = left.pop()
-        more = set() if each in WHOLE_SERVER else set(imported(each))
+        more = set() if each in WHOLE else set(imported(each))
         if not each.startswith("src/"):
             more |= named(each) | fixtures(each)
         for folder in (folder for folder in DATA if each.startswith(f"{folder}/")):

@@ -15,6 +15,7 @@ TREE = {
     "src/notso/web/app.py": "from notso.web import page\n",
     "src/notso/web/api/routes.py": "",
     "src/notso/web/static/page.css": "",
+    "src/notso/cli/run.py": "from notso.web import words\n",
     "src/notso/qtensor/__init__.py": "",
     "native/sum.cpp": "",
     "docs/chat.md": "",
@@ -23,13 +24,17 @@ TREE = {
     "tests/pages/conftest.py": "from shared import it\n\n@pytest.fixture\ndef server():\n    return it\n",
     "tests/pages/kept.npz": "",
     "tests/pages/test_served.py": "def test_it(server):\n    assert server\n",
-    "tests/pages/test_alone.py": "def test_it():\n    assert 'kept.npz'\n",
+    "tests/pages/test_alone.py": "from long_tests import LONG\n\nPATHS = 'kept.npz', 'src', 'tests'\n",
+    "tests/long_tests.py": "LONG = {'page': ('src/notso/web',)}\n",
     "tests/web/api/test_routes.py": "from notso.web.app import create_app\n",
+    "tests/web/test_words.py": "",
+    "tests/cli/test_run.py": "",
     "tests/test_sum.py": "CODE = 'import notso.qtensor'\n",
     "tests/test_docs.py": "PAGE = ROOT / 'docs' / 'chat.md'\n",
     "tests/architecture/test_walls.py": "",
 }
 ALWAYS = "tests/architecture/test_walls.py"
+UNSERVED = {ALWAYS, "tests/pages/test_alone.py", "tests/test_sum.py", "tests/test_docs.py"}
 
 
 @pytest.fixture
@@ -70,11 +75,11 @@ def changed() -> set[str]:
     [
         (
             "src/notso/web/words.py",
-            {"tests/pages/test_served.py"},
-        ),  # due to a fixture, a helper and two imports; app.py does not import it
-        ("src/notso/web/app.py", {"tests/web/api/test_routes.py"}),
+            {"tests/pages/test_served.py", "tests/web/test_words.py", "tests/cli/test_run.py"},
+        ),  # due to a fixture, a helper, two imports, the location and the module's name; app.py does not import it
+        ("src/notso/web/app.py", {"tests/web/api/test_routes.py", "tests/web/test_words.py"}),
         ("src/notso/web/api/routes.py", {"tests/web/api/test_routes.py"}),  # due to its location
-        ("src/notso/web/static/page.css", {"tests/pages/test_served.py", "tests/web/api/test_routes.py"}),
+        ("src/notso/web/static/page.css", {name for name in TREE if "/test_" in name} - UNSERVED),
         ("tests/pages/conftest.py", {"tests/pages/test_served.py"}),
         ("tests/pages/kept.npz", {"tests/pages/test_alone.py"}),
         ("tests/pages/test_alone.py", {"tests/pages/test_alone.py"}),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from architecture import syntax
 from darwin.names import linux_only, names
 
 SOURCE = Path(__file__).parents[2] / "src" / "notso"
@@ -31,9 +32,8 @@ LIBRARIES = {"src/notso/qtensor/backends/cuda/driver.py"}
 """Modules that may load a library by name: libcuda.so.1, if it exists."""
 
 
-def faults(source: str, name: str = "module.py") -> Iterator[str]:
+def faults(nodes: Sequence[ast.AST], name: str = "module.py") -> Iterator[str]:
     """Yield code that modules outside notso.system must not contain."""
-    nodes = list(ast.walk(ast.parse(source)))
     prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings may contain any words
     modules = {  # name in this module -> module of the standard library
         alias.asname or alias.name: alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
@@ -68,7 +68,7 @@ def test_only_the_systems_package_depends_on_the_system() -> None:
     modules = [path for path in SOURCE.rglob("*.py") if SYSTEM not in path.parents]
     assert len(modules) > 300
     wrong = [
-        fault for path in modules for fault in faults(path.read_text("utf-8"), str(path.relative_to(SOURCE.parents[1])))
+        fault for path in modules for fault in faults(syntax.nodes(path), str(path.relative_to(SOURCE.parents[1])))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -97,7 +97,7 @@ def test_only_the_systems_package_depends_on_the_system() -> None:
     ],
 )
 def test_what_depends_on_the_system_is_found(line: str, fault: str) -> None:
-    found = list(faults(line))
+    found = list(faults([*ast.walk(ast.parse(line))]))
     assert len(found) == 1 and fault in found[0]
 
 
@@ -105,7 +105,7 @@ def test_what_depends_on_the_system_is_found(line: str, fault: str) -> None:
     "line", ["'''Read /proc.'''", "import os; os.cpu_count()", "'/process/x'", "import sys; sys.argv"]
 )
 def test_what_every_system_has_is_allowed(line: str) -> None:
-    assert not list(faults(line))
+    assert not list(faults([*ast.walk(ast.parse(line))]))
 
 
 def test_the_names_of_macos_are_read_from_the_stubs() -> None:

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+from architecture.syntax import nodes
 
 from notso import qtensor
 
@@ -53,12 +53,6 @@ def floor(path: Path) -> str:
     """Return qtensor, smollm3, web or cli, or "" for modules of the package itself."""
     parts = path.relative_to(SOURCE / "notso").parts
     return parts[0] if len(parts) > 1 else ""
-
-
-@cache
-def nodes(path: Path) -> list[ast.AST]:
-    """Return all syntax nodes of a file."""
-    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:

@@ -94,6 +94,10 @@ class Served:
             assert self._thread.is_alive() and time.monotonic() < deadline
             time.sleep(0.01)
 
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
     def begin_close(self) -> None:
         self.server.should_exit = True
 
@@ -105,7 +109,8 @@ class Served:
 
 @pytest.fixture(scope="session")
 def closing() -> Iterator[list[Served]]:
-    """Servers that have been asked to shut down. Each takes a moment, so their exit is awaited after the last test."""
+    """Servers that have been asked to shut down. Each takes a moment, so their exit is awaited after the last test.
+    Servers that have exited are removed, or the garbage collector would visit all their objects again and again."""
     servers: list[Served] = []
     yield servers
     for server in servers:
@@ -132,7 +137,7 @@ def serve(tmp_path: Path, closing: list[Served]) -> Iterator[Callable[..., Serve
     yield begin
     for server in started:
         server.begin_close()
-    closing += started
+    closing[:] = [each for each in (*closing, *started) if each.is_running]
 
 
 @pytest.fixture

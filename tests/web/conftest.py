@@ -233,6 +233,10 @@ class Running:
             connection.sendall(request)
             return b"".join(iter(lambda: connection.recv(65_536), b""))
 
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
     def begin_close(self) -> None:
         self.client.close()
         self.server.should_exit = True
@@ -254,7 +258,8 @@ class Running:
 
 @pytest.fixture(scope="session")
 def closing() -> Iterator[list[Running]]:
-    """Servers that have been asked to shut down. Each takes a moment, so their exit is awaited after the last test."""
+    """Servers that have been asked to shut down. Each takes a moment, so their exit is awaited after the last test.
+    Servers that have exited are removed, or the garbage collector would visit all their objects again and again."""
     servers: list[Running] = []
     yield servers
     for server in servers:
@@ -283,7 +288,7 @@ def start(tmp_path: Path, closing: list[Running]) -> Iterator[Callable[..., Runn
     yield begin
     for server in running:
         server.begin_close()
-    closing += running
+    closing[:] = [each for each in (*closing, *running) if each.is_running]
 
 
 @pytest.fixture(scope="module")

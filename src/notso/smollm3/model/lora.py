@@ -25,7 +25,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import StringConstraints, TypeAdapter
 
 from notso.qtensor import F32, Backend, GGUFFile, QTensor, QTensorError, SafetensorsFile, Weight
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
@@ -259,6 +258,8 @@ def _expression(key: str, pattern: str) -> Callable[[str], bool]:
     # Nested character sets are rejected because Rust interprets them and Python, which PEFT uses, does not.
     if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
+    from pydantic import StringConstraints, TypeAdapter  # takes a quarter of the time of importing an engine
+
     # pydantic's Rust engine matches in linear time, which is necessary for expressions from untrusted files.
     try:
         fits = TypeAdapter(Annotated[str, StringConstraints(pattern=rf"\A(?:{pattern})\z")]).validator
