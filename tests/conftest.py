@@ -81,6 +81,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Exclude what a finished file leaves behind from garbage collection, which would visit it in all later tests."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @dataclass
 class FakeHub:
     """Serves a file as the Hub does, with configurable faults. The settings may be changed between requests."""
