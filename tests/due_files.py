@@ -178,10 +178,11 @@ def closure(name: str) -> frozenset[str]:
         more = set() if each in WHOLE else set(imported(each))
         if not each.startswith("src/"):
             more |= named(each) | fixtures(each)
-        for folder in (folder for folder in DATA if each.startswith(f"{folder}/")):
-            more |= {file for part in DATA[folder] for file in files().get(part, ()) if not file.endswith(".py")}
         left += [file for file in more - found if file.endswith(".py") and not file.startswith(ALWAYS)]
         found |= more
+    for folder, parts in DATA.items():
+        if any(file.startswith(f"{folder}/") for file in found):
+            found |= {file for part in parts for file in files().get(part, ()) if not file.endswith(".py")}
     return frozenset(found)
 
 

@@ -41,8 +41,8 @@ class Scratch {
   void* data_ = nullptr;
   size_t size_ = 0;
 };
-// Runs body(begin, end) over [0, n) in work items of up to `most` indices. The number of items is a multiple of the
-// number of workers, and all items except the last have the same size.
+// Runs body(begin, end) over [0, n) in work items of up to `most` indices. More than one item are rounded up to a
+// multiple of the number of workers where n allows it, and all items except the last have the same size.
 template <class Body>
 void parallel_for(ThreadPool& pool, int64_t n, int64_t most, Body body) {
   int64_t items = (n + most - 1) / most;

@@ -88,14 +88,16 @@ def check_growth(
     for size in sizes:
         text = made(size)
         cost = least_cost(work, text, max(FLOOR_SECONDS, MOST_GROWTH * before, budget_s), clock)
-        for _ in range(rounds):
+        for left in range(rounds, -1, -1):
             if cost <= (enough := max(FLOOR_SECONDS, MOST_GROWTH * before, budget_s)):
                 break
+            if left == 0:
+                shown = f"{text[:60]!r}...{text[-12:]!r}"
+                raise GrowthError(
+                    f"{len(text)} characters like {shown} took {cost:.4f} s, {len(shorter)} {before:.4f} s"
+                )
             before = max(before, least_cost(work, shorter, 0.0, clock))
             cost = least_cost(work, text, enough, clock)
-        else:
-            shown = f"{text[:60]!r}...{text[-12:]!r}"
-            raise GrowthError(f"{len(text)} characters like {shown} took {cost:.4f} s, {len(shorter)} {before:.4f} s")
         if MEASURABLE_SECONDS < cost <= MOST_GROWTH * before:  # measurable, and not excused by the budget
             return
         before, shorter = cost, text

@@ -76,7 +76,7 @@ def test_a_file_is_a_noun() -> None:
 
 
 def test_every_python_file_says_what_it_is() -> None:
-    docstring = re.compile(r'(?:#.*\n|\n)*r?"""\s*\S')
+    docstring = re.compile(r'(?:#.*\n|\n)*r?"""\s*[^\s"]')
     assert not [named(p) for p in PYTHON if (source := p.read_text("utf-8").strip()) and not docstring.match(source)]
 
 

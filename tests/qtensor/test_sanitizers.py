@@ -50,7 +50,7 @@ def build(kinds: str, *options: str) -> Path:
     ninja = tool("ninja")
     configure = [tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DSANITIZE={kinds}", *options]
     for command in (
-        [*configure, "-S", str(ROOT / "tests" / "native"), "-B", str(folder)],
+        [*configure, "-S", str(ROOT / "tests/native"), "-B", str(folder)],
         [ninja, "-C", str(folder), "driver"],
     ):
         run = subprocess.run(command, capture_output=True, text=True, timeout=900)

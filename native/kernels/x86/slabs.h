@@ -20,7 +20,7 @@ constexpr int kBlocksAhead = 2;
 template <class Block>
 using BatchBlock = typename SlabPairs<Block>::Batch;
 
-// Not inlined, because gcc 12 then keeps sums in memory.
+// Not inlined, because gcc 12 would otherwise keep sums in memory.
 template <class Block, Source SOURCE, int M>
 __attribute__((noinline)) void slab_pass(SlabPass<Block>& t, const BatchBlock<Block>* x, float* acc) {
   slab_batch_rows<Block, M, SOURCE>(t, x, acc);

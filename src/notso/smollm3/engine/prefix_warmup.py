@@ -189,7 +189,7 @@ class PrefixWarmup:
         finally:
             self._scheduler.remove(sequence)
             if note.prompt is None:
-                self._deprioritize(note)  # storing an obsolete block marked it as recently used
+                self._deprioritize(note)  # copying from an obsolete block marked it as recently used
 
     def _is_worth_it(self, note: _Note) -> bool:
         # A prefill may evict at most one block of other conversations.

@@ -163,7 +163,8 @@ class Request:
     def replay(self, replay: Replay) -> None:
         """Append the tokens of an interrupted answer, so that generation continues after them.
 
-        Raises InvalidRequestError if the prompt, model or arithmetic differs, or a token is not possible.
+        Raises InvalidRequestError if the prompt, model or arithmetic differs, or if the tokens cannot be those of an
+        interrupted answer.
         """
         if replay.origin not in ("", self.origin):
             raise InvalidRequestError("replay: the prompt, the model or the arithmetic differs", param="replay")

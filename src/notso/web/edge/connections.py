@@ -36,8 +36,8 @@ address if they connect through a proxy or from this machine."""
 BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
 COMING_IN_AT_ONCE = 32  # maximum connections being accepted at once; low, so that each can send before it is evicted
 RETRY_SECONDS = 0.002
-"""Pause after a failure to accept a connection. Each failure evicts half of the silent connections, and during the
-pause, the other half can send. With a shorter pause, waiting clients are admitted sooner: at 10 ms, a client waited 500
+"""Pause after a failure to accept a connection. Each failure evicts at most half of the silent connections, and during
+the pause, the others can send. With a shorter pause, waiting clients are admitted sooner: at 10 ms, a client waited 500
 ms behind 400 silent ones. At 2 ms, a client that sends its request after 5 ms is still served."""
 EPISODE_SECONDS = 60.0  # minimum interval between warnings about failures to accept
 
