@@ -102,6 +102,7 @@ def test_it_can_be_switched_on_again(started: Started) -> None:
 
 def test_what_it_prints_is_told_and_harms_nothing(started: Started, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "notso.plugins")
+    caplog.handler.filters.clear()  # a server in this process may have limited repeated records
     process = started("prints")
     assert tool(process, "prints") == "printed"
     for _ in range(20):  # the lines arrive independently of the answer

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +22,13 @@ from strangers.programs import page
 
 from notso.smollm3 import Engine
 from notso.smollm3.engine import input_processor
+from notso.smollm3.text import chat_template
 from notso.web.app import create_app
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.values.settings import Settings
 
 SESSIONS = sessions()
-SEED = 1
+SEED, DAY = 1, date(2026, 11, 26)
 PROGRAMS = {each["program"] for each in SESSIONS}
 TYPED = ("type", "role", "tool_choice", "format", "stream", "think")
 """Fields whose values determine the kind of a request."""
@@ -64,9 +66,13 @@ def _by_default() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    """Serve the demo model on the server's own port and Ollama's; requests without a seed get a fixed one."""
+    """Serve the demo model on the server's own port and Ollama's; requests without a seed get a fixed one.
+
+    The date, which is part of every prompt, is fixed as well: on some days, the model ends two answers after reasoning.
+    """
     patch = pytest.MonkeyPatch()
     patch.setattr(input_processor, "secrets", SimpleNamespace(randbits=lambda bits: SEED))
+    patch.setattr(chat_template, "_today", lambda: DAY)
     settings = Settings(port=0, ollama_port=0, data_dir=tmp_path_factory.mktemp("strangers"))
     sockets = [listen(settings), listen(settings, 0)]
     app = create_app(Engine.load, settings)

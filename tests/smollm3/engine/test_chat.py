@@ -172,7 +172,7 @@ def test_a_failed_answer_raises(engine: Engine, monkeypatch: pytest.MonkeyPatch)
 
 def test_an_answer_without_an_end_raises() -> None:
     usage = Event("usage", usage=Usage(1, 1))
-    with pytest.raises(EngineError, match="no end"):
+    with pytest.raises(EngineError, match="no `end` event"):
         Completion.from_events([Event("text", "x"), usage])
     assert Completion.from_events([Event("text", "x"), usage, Event("end", finish_reason="stop")]).text == "x"
 

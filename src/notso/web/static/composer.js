@@ -24,7 +24,7 @@
       text.dispatchEvent(new Event("input", { bubbles: true }));
     }
   });
-  const giveBack = () => { // return the sent text and all queued messages to the input, in order
+  const giveBack = () => { // with all queued messages, in order
     text.value = [sent, ...queued(), text.value].filter(Boolean).join("\n\n");
     sent = "";
     queue.replaceChildren();
@@ -39,7 +39,7 @@
     if (form.querySelector("[data-stop]")) enqueue();
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
-  // Sizing the field to very long text is slow, because each keystroke lays out the whole text.
+  // Sizing the field to very long text is slow: each keystroke lays it out.
   const LONG = 5000;
   const measure = () => { text.classList.toggle("long", text.value.length > LONG); };
   text.addEventListener("input", () => { measure(); keep(); });
@@ -80,7 +80,7 @@
     const last = [...document.querySelectorAll("article.assistant")].at(-1);
     if (last?.ariaBusy === "true") return; // the page does not show the end of this answer yet
     const state = last?.dataset.state;
-    if (state !== "done") { // stopped or failed: the user decides whether to send the queued messages
+    if (state !== "done") { // stopped or failed: the user decides
       text.value = [...queued(), text.value].filter(Boolean).join("\n\n");
       queue.replaceChildren();
     } else {
@@ -95,7 +95,7 @@
   let waited = [];
   try { waited = JSON.parse(drafts?.getItem(line)) ?? []; } catch { /* invalid */ }
   const atHit = () => /[?&]at=/.test(location.search);
-  if (atHit() && waited.length) { // a search hit may be in another branch: the user decides whether to send them
+  if (atHit() && waited.length) { // a search hit may be in another branch
     text.value = [...waited, text.value].filter(Boolean).join("\n\n");
     keepQueue();
     keep();
@@ -135,7 +135,7 @@
     const { sourceElement, response } = event.detail.ctx;
     if (sourceElement !== form) return;
     const taken = response.status === 200 || response.status === 204; // 204: redirect to a new chat
-    if (response.status !== 204) pending.remove(); // the response replaces it before the next paint
+    if (response.status !== 204) pending.remove(); // replaced before the next paint
     if (taken) document.getElementById("attachments").replaceChildren();
     if (response.status === 204) { // text typed before the new chat's page loads belongs to the new chat
       remember(draft, "");

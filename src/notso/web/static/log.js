@@ -5,7 +5,7 @@
   const wanted = () => document.documentElement.dataset.follow === "on";
   let [following, last, height] = [!location.hash.startsWith("#msg-"), 0, 0];
   const note = () => { [last, height] = [scroller.scrollTop, scroller.scrollHeight]; };
-  const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; note(); }; // now, because the scroll event fires later
+  const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; note(); }; // the scroll event fires later
   const isAtEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 64;
   const offer = () => { newest.hidden = following || isAtEnd(); };
   const look = () => {
@@ -19,7 +19,7 @@
   };
   scroller.addEventListener("scroll", look, { passive: true });
   newest.addEventListener("click", () => { following = wanted(); toEnd(); });
-  scroller.addEventListener("click", ({ target }) => { following &&= !target.closest("summary"); }); // the user opened a panel to read it
+  scroller.addEventListener("click", ({ target }) => { following &&= !target.closest("summary"); }); // the user reads a panel
   document.getElementById("composer").addEventListener("submit", () => { following = true; });
   new ResizeObserver(() => { if (following) toEnd(); else offer(); }).observe(document.getElementById("turns"));
   new ResizeObserver(() => { if (following) toEnd(); }).observe(scroller);

@@ -90,11 +90,11 @@
     const [, name, argument = ""] = typed(), rest = argument.trim().replace(/^\//, "//");
     const said = argument.trim().toLowerCase(), fits = new RegExp(`^(?:${option.dataset.takes})?$`).test(said);
     const unknown = !option.dataset.name.startsWith(name.toLowerCase());
-    if (unknown && fits) return complete(option, " "); // the option is only a suggestion: do not run it
+    if (unknown && fits) return complete(option, " "); // only a suggestion: do not run it
     if (unknown) problem.textContent = palette.dataset.unknown.replace("{name}", name);
     if (unknown) return [refused, closed] = [text.value, true], draw();
     problem.textContent = option.dataset.refused ?? (fits ? "" : option.dataset.misused);
-    if (fits) write(""); // otherwise keep the text, so that the user can correct it
+    if (fits) write(""); // otherwise the user can correct it
     if (!problem.textContent) acts[(!said && option.dataset.bare) || option.dataset.act](option, said, rest);
   };
   text.addEventListener("input", () => { [closed, refused] = [false, null]; draw(); });
