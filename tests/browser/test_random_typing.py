@@ -22,7 +22,7 @@ from playwright.sync_api import Page, expect
 OPERATIONS = int(os.environ.get("OPERATIONS", "1000" if is_long("page") else "24"))
 CHATS = 3
 WORDS = ("so ", "und\n", "für ", "שלום ", "1 < 2 ", "/x ", "{{ y }} ", "\u00a0— ")
-NOISE = "htmx:(sse:)?error|ERR_(CONNECTION|CONTENT_LENGTH|INCOMPLETE|NETWORK|EMPTY|ABORTED)|Failed to fetch"
+NOISE = "htmx:(sse:)?error|ERR_(CONNECTION|CONTENT_LENGTH|INCOMPLETE|NETWORK|EMPTY|ABORTED|SOCKET)|Failed to fetch"
 
 
 @pytest.fixture
