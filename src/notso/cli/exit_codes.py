@@ -56,7 +56,7 @@ def _with_file(error: BaseException, message: str) -> str:
     path = error.path if isinstance(error, NotsoError) else None
     if path is None or path in message:
         return message
-    # Replace a leading file name by the whole path.
+    # Replace a leading file name with the full path.
     return f"{one_line(path)}: {message.removeprefix(f'{Path(path).name}: ')}"
 
 

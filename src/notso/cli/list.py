@@ -26,8 +26,8 @@ def list_models(
     """List the models on this machine.
 
     Lists the demo model, SmolLM3 files in the Hugging Face cache or downloaded by Ollama, LM Studio or llama.cpp, and
-    GGUF files in the given folders. Pass a listed name to --model to use the file where it is. `verified` is yes if the
-    file's SHA-256 is known to match a published one; `notso verify` computes it.
+    GGUF files in the given folders. Pass a listed name to --model to use the file without copying it. `verified` is yes
+    if the file's SHA-256 is known to match a published one; `notso verify` computes the SHA-256.
     """
     from notso.smollm3.hub import registry
 

@@ -217,7 +217,7 @@ ApiKeyFile = Annotated[
 
 
 def duration(text: str, option: str) -> float:
-    """Return a duration in seconds. Raises typer.BadParameter, which names the option."""
+    """Parse a duration and return seconds. Raises typer.BadParameter."""
     from notso.web.values.durations import duration_s
 
     seconds = duration_s(text)
@@ -331,7 +331,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 def read_text(path: Path, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
-    """Read a text file or pipe, decoded as by `decode_text`. Raises typer.BadParameter."""
+    """Read a text file or pipe and decode it with `decode_text`. Raises typer.BadParameter."""
     try:
         return decode_text(_read(path, most_bytes))
     except NotTextError as error:
@@ -341,23 +341,23 @@ def read_text(path: Path, name: str, most_bytes: int = _MAX_TEXT_BYTES) -> str:
 
 
 def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's `**sampling` by one option per sampling parameter."""
+    """Replace a command's `**sampling` with one option per sampling parameter."""
     return _with_options(command, _sampling_options())
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's `**chosen` by one option per setting."""
+    """Replace a command's `**chosen` with one option per setting."""
     return _with_options(command, _setting_options())
 
 
 def params_from(sampling: Mapping[str, Any]) -> SamplingParams:
-    """Return parameters from the options that were given. Raises InvalidRequestError."""
+    """Create SamplingParams from the options that the user passed. Raises InvalidRequestError."""
     given = {name: _value(value) for name, value in sampling.items() if _is_given(value)}
     return SamplingParams(**given, given=tuple(given))
 
 
 def settings_from(chosen: Mapping[str, Any], **more: Any) -> Settings:
-    """Return settings from `more` and the options of `takes_settings`. Raises SettingsError or typer.BadParameter."""
+    """Create Settings from `more` and the options of `takes_settings`. Raises SettingsError or typer.BadParameter."""
     return Settings(**more, **{name: _setting(each, chosen[each.name]) for name, each in OPTIONS.items() if each.help})
 
 

@@ -30,8 +30,8 @@ def pull(
 ) -> None:
     """Download SmolLM3-3B (resumable, verified by SHA-256).
 
-    NAME can also be a Hub repository with a GGUF file, which is verified against the hash published on the Hub; run it
-    with `notso run --model PATH`.
+    NAME can also be a Hub repository with a GGUF file. The file is verified against the hash published on the Hub; use
+    it with `notso run --model PATH`.
 
     Files are stored in the Hugging Face cache, and interrupted downloads are resumed. HF_HOME moves the cache, and
     HF_ENDPOINT selects a mirror. The path of the file is printed on stdout.

@@ -29,12 +29,12 @@ _HARMLESS |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
 
 
 def harmless(text: str) -> str:
-    """Replace control characters, except newline and tab, by symbols."""
+    """Replace control characters, except newline and tab, with symbols."""
     return text.translate(_HARMLESS)
 
 
 def on_one_line(text: str) -> str:
-    """Replace all control characters, including newline and tab, by symbols; for untrusted names."""
+    """Replace all control characters, including newline and tab, with symbols; for untrusted names."""
     return harmless(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
 
 
@@ -104,7 +104,7 @@ def say_json(value: Any) -> None:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Return rows with aligned columns; those in `right` are right-aligned."""
+    """Align the columns of rows; `right` contains the indices of right-aligned columns."""
     if not rows:
         return []
     rows = [[on_one_line(cell) for cell in row] for row in rows]
@@ -154,7 +154,7 @@ def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def quiet_keys() -> Iterator[None]:
-    """Stop the terminal from echoing `^C`: a progress line that wraps because of the echo would appear twice."""
+    """Stop the terminal from echoing `^C`, because an echo that wraps a progress line makes it appear twice."""
     try:
         before = termios.tcgetattr(sys.stdin)
         modes = [*before]

@@ -89,7 +89,7 @@ class Front:
             async with limit:
                 await self._app(scope, receive, note_end)
         except TimeoutError:
-            if not (limit.expired() and started):  # the application raised it, not `limit`
+            if not (limit.expired() and started):  # the application raised the error, not `limit`
                 raise
             if not ended:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})

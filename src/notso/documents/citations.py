@@ -1,4 +1,4 @@
-"""Quotations of documents in an answer: finding them in the answer, and their words in the document.
+"""Find the quotations in an answer, and locate the quoted words in the documents.
 
 A quotation is marked as `[[2: words]]`, where 2 means the second document. Line breaks in a document count as spaces.
 """
@@ -37,7 +37,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A quotation at `start` to `end` of an answer. `number`: the document's number; 0: [[none]] or a claim."""
+    """A quotation: characters `start` to `end` of an answer. `number`: the document's; 0 for [[none]] and claims."""
 
     start: int
     end: int
@@ -67,7 +67,7 @@ def marks_in(answer: str) -> Iterator[Mark]:
         if found[1] is None:
             yield Mark(found.start(), at, 0, "")
             continue
-        if close <= at:  # otherwise, the end found for an earlier mark is still ahead
+        if close <= at:  # otherwise, the `]]` found for an earlier mark is still ahead
             close = answer.find("]]", at + 1)
         if close < 0:
             return

@@ -247,7 +247,7 @@ def _slide_text(events: Iterator[XMLEvent]) -> str:
 
 
 def _relations(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
-    # Returns the relationships of a part (a member of the archive): id -> (type, name of the other member).
+    # Returns the relationships of a part (a member of the archive): id -> (type, name of the related member).
     folder, name = posixpath.split(part)
     listed = f"{folder}/_rels/{name}.rels"
     if listed not in archive.names:

@@ -34,7 +34,7 @@ class Child:
         self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
         self._rows = {each.name: each for each in plugin.logits_processors}
         if self._rows:
-            import numpy  # noqa: F401  # imported before the first call, because it may take longer than the call's timeout
+            import numpy  # noqa: F401  # before the first call, because this import may take longer than its timeout
         self._kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
             "tool": self._tool,
             "logits": self._logits,

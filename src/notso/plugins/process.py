@@ -67,7 +67,7 @@ class PluginProcess:
         self.printed_lines = 0
         self.offer: Mapping[str, Any] = {}
         self.left_out: list[str] = []
-        """A message about each invalid part of the plugin's offer."""
+        """A message about each invalid part of the plugin's offer (the description of what it provides)."""
         self._lock = threading.Lock()  # guards state and calls
         self._sending = threading.Lock()
         self._row_lock = threading.Lock()
@@ -194,12 +194,12 @@ class PluginProcess:
             self.state, self.failure = "off", why
             calls, process, end = list(self._calls.values()), self._process, self._end
             self._calls.clear()
-            self.ready.set()  # under the lock, so that it cannot undo the `clear` of the next start
+            self.ready.set()  # under the lock, so that this cannot undo the `clear` of the next start
         if why != SERVER_ENDS:
             _log.warning("the plugin %s was disabled: %s", self.name, why)
         if process is not None:
             with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)  # it leads its session, so it cannot have left its group
+                os.killpg(process.pid, signal.SIGKILL)  # a session leader cannot leave its process group
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         for call in calls:
@@ -280,7 +280,7 @@ class PluginProcess:
         return ""
 
     def _take(self, packet: Any) -> str:
-        # Handle a packet. Return the reason if the plugin must be disabled because of it, otherwise ''.
+        # Handles a packet. Returns the reason to disable the plugin, or '' if the packet is valid.
         if not isinstance(packet, dict):
             raise ValueError("not a packet")
         if "unloadable" in packet:

@@ -62,7 +62,7 @@ class Cursor:
         return value
 
     def string(self, field: str, limit: int = MAX_STRING_BYTES) -> str:
-        """Read a uint64 length and as many bytes of UTF-8."""
+        """Read a uint64 length and that many bytes of UTF-8."""
         start = self.position
         length = self.uint64(field)
         if length > limit:

@@ -16,7 +16,7 @@ from notso.qtensor.reference import blocks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QTensor:
-    """A tensor with rows of blocks. Raises OperandError for inconsistent arguments."""
+    """A tensor whose rows consist of blocks. Raises OperandError for inconsistent arguments."""
 
     # `shape` is in numpy order, row length last (the reverse of GGUF). `data` is contiguous uint8 of size `nbytes`; for
     # a tensor of a file, it is a read-only view of the memory-mapped file.
@@ -80,7 +80,7 @@ class QTensor:
         name: str = "",
         importance: npt.NDArray[np.float32] | None = None,
     ) -> QTensor:
-        """Quantize float32 `values`. Raises OperandError as `blocks.quantize`."""
+        """Quantize float32 `values`. Raises OperandError like `blocks.quantize`."""
         array = np.asarray(values, np.float32)
         if array.ndim < 1 or array.size == 0:
             raise OperandError(f"tensor {name!r}: shape {array.shape} has no dimension, or one of size 0")

@@ -44,7 +44,7 @@ def _reciprocal(x: Floats) -> Floats:
 
 
 def symmetric(scale: Floats, x: Floats, low: int, high: int) -> tuple[Floats, Integers]:
-    """Return float16 scales (n,) and q = x / scale, rounded to low..high."""
+    """Return float16 scales (n,) and q = x / scale, rounded and clipped to low..high."""
     d = as_half(scale)
     return d, np.clip(np.rint(x * _reciprocal(d)[:, None]), low, high).astype(np.int32)
 
@@ -107,8 +107,8 @@ def _integers(x: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Intege
 def _refit(
     x: Floats, w: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Integers, q: Floats
 ) -> tuple[Floats, Floats]:
-    # Fits d and dmin of each super-block by least squares in double precision; the integers are fixed. d and dmin stay
-    # unchanged unless both results are positive and less than twice the old values.
+    # Fits d and dmin of each super-block by least squares in double precision; the integers are fixed. The results are
+    # used only if both are positive and less than twice the old values.
     s, m = scales.astype(np.float64), mins.astype(np.float64)
     wq, wx = w * q, w * x
 
@@ -228,8 +228,9 @@ def _half(b: Bytes, start: int) -> Floats:
 def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     """Unpack (n, 12) bytes to (n, 8) scales and mins."""
     # Scales and mins have six bits. The first four scales are in the low bits of bytes 0 to 3, and the first four mins
-    # in those of bytes 4 to 7. The last four scales and mins are split: their lower four bits are the low (scales) and
-    # high (mins) nibbles of bytes 8 to 11, and their upper two bits are the top bits of bytes 0 to 3 and 4 to 7.
+    # in the low bits of bytes 4 to 7. The last four scales and mins are split: their lower four bits are the low
+    # (scales) and high (mins) nibbles of bytes 8 to 11, and their upper two bits are the top bits of bytes 0 to 3
+    # (scales) and 4 to 7 (mins).
     first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
     mins = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
@@ -427,8 +428,8 @@ def quantize(
 ) -> Bytes:
     """Quantize (..., cols) float32 to (..., row_bytes) uint8, minimizing errors weighted by `importance` (cols,).
 
-    Raises OperandError for a read-only format, incomplete blocks, NaN, infinity, or values out of the format's
-    range.
+    Raises OperandError for formats that can only be read, incomplete blocks, NaN, infinity, or values out of the
+    format's range.
     """
     # Simple formats round to nearest; only super-blocks search for scales, and use `importance`.
     if format not in _BYTES and format not in _SEARCHED:

@@ -1,7 +1,7 @@
 """Fast generation of random blocks for benchmarks and kernel tests.
 
-Integers are random bytes. Scales and minima come from a small pool; they are chosen so that values have a mean near 0,
-like trained weights, and the given standard deviation.
+Integers are random bytes. Scales and minima are chosen so that values have a mean near 0, like trained weights, and the
+given standard deviation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from notso.qtensor.formats import (
 )
 from notso.qtensor.reference.blocks import Bytes, Floats, pack_scales, quantize
 
-POOL = 4096  # number of different sets of scales
+POOL = 4096  # number of different sets of scales in `_scale_pool`
 
 # Mean and standard deviation of uniform integers in 0..15, 0..31 and 0..63.
 _MEAN_4, _STD_4 = 7.5, 4.61

@@ -101,7 +101,7 @@ class EngineMeter:
         return statistics.median(seconds)
 
     def read_bandwidth(self) -> float | None:
-        """Return the bandwidth of reading the output head in bytes per second; None if it is small or on a GPU."""
+        """Return the output head's read bandwidth in bytes per second; None if the head is small or on a GPU."""
         if self._engine.info.device != "cpu":
             return None
         # `call` runs the measurement between two steps, so that no computation disturbs it.
@@ -275,9 +275,9 @@ def resident_memory() -> dict[str, float]:
 
 
 class StolenTime:
-    """CPU time that the hypervisor gave to other machines since construction."""
+    """CPU time that the hypervisor gave to other virtual machines since this object was created."""
 
-    # Measurements are unreliable if it exceeds a few percent.
+    # Measurements are unreliable if this time exceeds a few percent.
     def __init__(self) -> None:
         self._before = processors.times()
 

@@ -34,7 +34,8 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
-# Number of recent tokens that the drafter searches. Its index of more tokens would take memory that long contexts need.
+# Number of recent tokens that speculative decoding searches. An index of more tokens would take memory that long
+# contexts need.
 DRAFT_HISTORY_TOKENS = 32_768
 
 # Maximum log probabilities per prompt. Each takes a few hundred bytes.
@@ -187,7 +188,7 @@ class InputProcessor:
         self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions, salt: CacheSalt
     ) -> tuple[list[int], int, CacheSalt]:
         """Return the ids of an unsent prompt, the position of its last turn, and its salt (see `salted`). Raises the
-        same errors as `write`, and InvalidRequestError unless a user message is last."""
+        same errors as `write`, and InvalidRequestError if the last message is not the user's."""
         has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
         if not has_words or messages[-1].role != "user" or options.continue_last:
             raise InvalidRequestError("only a user message can be prefilled in advance", param="messages")

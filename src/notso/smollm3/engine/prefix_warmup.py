@@ -31,8 +31,8 @@ from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.sequence import PRIORITIES, Sequence
 from notso.smollm3.values.messages import Message
 
-# Seconds without requests before a prefill after an answer starts. The request for the chat's title, which follows an
-# answer immediately, is thus not delayed; the user's next message arrives later.
+# After an answer, a prefill starts when no request has arrived for this many seconds. The request for the chat's title,
+# which immediately follows an answer, is thus not delayed; the user's next message arrives later.
 QUIET_S = 0.3
 
 # Maximum number of pending prefills after answers, and of stored drafts (one per owner).
@@ -56,8 +56,8 @@ _log = logging.getLogger(__name__)
 class _Note:
     # A pending prefill.
     # write: renders the ids to prefill.
-    # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft. Of the
-    # blocks of `spent`, those from index `kept` on are obsolete unless `ids` has the same blocks.
+    # spent: tokens that this prefill replaces: the finished prompt and answer, or the owner's previous draft. Blocks of
+    # `spent` from index `kept` on become obsolete, except for those that `ids` also contains.
     # prompt: prompt of the finished answer; None for a draft.
     salt: CacheSalt
     adapter: Adapter | None

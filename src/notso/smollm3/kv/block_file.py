@@ -34,7 +34,7 @@ from typing import BinaryIO, ClassVar
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, HASH_BYTES
 from notso.system.files import read_ahead, sync
 
-VERSION = 2  # in version 1, block hashes started from the cache version
+VERSION = 2  # in version 1, the chain of block hashes started with the cache version
 TAG_BYTES = 8
 MOST_PARTS = 512  # buffers per readv; systems allow 1,024
 

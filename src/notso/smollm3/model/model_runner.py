@@ -70,7 +70,7 @@ class ModelRunner:
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
         """Run a step. Return each chunk's logits (sampled rows, vocab), valid until the next step.
 
-        Only steps that are not captured call `go_on(layer)`; if it is False, returns None. `once`: do not capture.
+        Steps that are not captured call `go_on(layer)`, and return None if it is False. `once`: do not capture.
         """
         order = sorted(range(len(chunks)), key=lambda number: _adapter_key(chunks[number]))
         if order != list(range(len(chunks))):  # rows of one adapter must be contiguous
@@ -150,7 +150,7 @@ class ModelRunner:
         program = self.cache.backend.program()
         with program.record():
             self._model.forward(step)
-        self._captured[shape] = step, program  # stored only when complete; KeyboardInterrupt may occur during capture
+        self._captured[shape] = step, program  # stored only when complete, as KeyboardInterrupt may end the capture
         return program
 
 

@@ -42,7 +42,7 @@ class Lookahead:
 
 
 def pending_length(text: str, patterns: Iterable[str]) -> int:
-    """Return the length of the longest suffix of `text` with which a pattern starts."""
+    """Return the length of the longest suffix of `text` that may be the beginning of a pattern."""
     longest = 0
     for pattern in patterns:
         for length in range(min(len(text), len(pattern) - 1), longest, -1):
@@ -77,8 +77,8 @@ class StopStrings:
         return self._lookahead.give(len(pending) - self._pending_length(pending)), False
 
     def _pending_length(self, text: str) -> int:
-        # In the sorted list, the stop strings that start with `end` begin where `end` would be inserted. Therefore a
-        # binary search suffices, and many stop strings cost little more than one.
+        # In the sorted list, a stop string that starts with `end` is at the position at which `end` would be inserted.
+        # Therefore, a binary search suffices, and many stop strings cost little more than one.
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             end = text[start:]
             at = bisect_left(self._stops, end)

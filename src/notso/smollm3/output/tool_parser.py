@@ -28,7 +28,7 @@ _HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*+"), "arguments": (?=\{)')
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """Next part of an unfinished call's arguments; `id` is that of the later ToolCall."""
+    """Next part of an unfinished call's arguments; the final ToolCall has the same `id`."""
 
     id: str
     name: str
@@ -50,7 +50,7 @@ class ToolCallParser:
         self._arguments: _Arguments | None = None
         self._lookahead = Lookahead()
         self._in_call = False
-        # Offset of the call's body in the lookahead. The tag and newlines before it are shown if it is not a call.
+        # Offset of the call's body in the lookahead. If the body is not a call, the tag before it is shown as text, too.
         self._body = 0
         self._after_call = False
 

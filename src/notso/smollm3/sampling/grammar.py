@@ -138,7 +138,7 @@ class Matcher:
         return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
 
     def distance(self, most: int) -> int | None:
-        """Return the fewest tokens found that complete the answer, or None if more than `most` are needed."""
+        """Return the smallest number of tokens found to complete the answer, or None if it exceeds `most`."""
         limit = self._token_limit()
         return None if limit is None else limit.distance(self._matcher, most, self._state)
 
@@ -330,7 +330,7 @@ def _regex_part(source: str, param: str) -> Part:
     except PatternError as error:
         if _LOOK_AROUND.search(source):
             raise InvalidRequestError(f"the regular expression {error}: {_cut(source)}", param=param) from None
-        # llguidance may support syntax that is invalid in ECMA-262, so it decides about the pattern.
+        # llguidance may support syntax that is invalid in ECMA-262, so it gets the pattern unchanged.
     return {"lark_grammar": f"start: /{llguidance.regex_to_lark(source, '')}/"}
 
 
@@ -391,7 +391,7 @@ def _cut(text: str) -> str:
 
 
 def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
-    # Only one such thread runs at a time, so that large grammars occupy one core.
+    # Only one such thread runs at a time, so that large grammars occupy at most one core.
     made: Future[llguidance.LLMatcher] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Indexing of long texts in a confined child process, which keeps the memory and the time out of this process."""
+"""Indexing of long texts in a confined child process, so that it does not take memory and time of this process."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class QuoteVocabulary:
         rooms = rooms + len(lead)
         if lead:
             keys = keys >> np.uint64(8) | np.uint64(lead[0] << 56)
-        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))  # places are sorted by their text
+        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))  # places are sorted by the text after them
         distinct, room = keys[first], np.maximum.reduceat(rooms, first)
         sizes = np.arange(1, 8, dtype=np.uint64)
         unread = np.uint64(64) - sizes * np.uint64(8)
@@ -162,7 +162,7 @@ class Quotation:
 class QuotedOutput(StructuredOutput):
     """Constrains quotations. Outside of them, `inner` applies."""
 
-    # started: beginning of the answer in the prompt.
+    # started: beginning of the answer that the prompt already contains.
     def __init__(
         self,
         tokenizer: Tokenizer,

@@ -60,7 +60,7 @@ class Follower(Protocol):
         """Consume a token; return False if it is not allowed."""
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Consume tokens up to the first that is not allowed; return their number."""
+        """Consume tokens up to the first that is not allowed; return the number of consumed tokens."""
 
 
 class Place(NamedTuple):

@@ -1,7 +1,7 @@
 """Arrays and weights in device memory.
 
-Only the host writes integer arrays (row numbers, positions, block tables), so it keeps a copy of each. The copy is
-checked before a step, as on the CPU, and all changes are uploaded once per step.
+Only the host writes integer arrays (row numbers, positions, block tables), so it keeps a copy of each. It checks the
+copies before a step, as on the CPU, and uploads all changes once per step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Captured operations, replayed as CUDA graphs.
 
-In each layer, attention and the launches directly before it are fused into one launch, because a decode step is a chain
-of dependent launches, and starting a launch takes longer than its computation.
+In each layer, the attention kernel and the launches directly before it are fused into one launch, because a decode step
+is a chain of dependent launches, and starting a launch takes longer than its computation.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def library_pattern(pattern: str) -> str:
 
 
 def _unbounded(node: Node) -> Node:
-    # Removes upper bounds of repetitions, which shortest texts rarely reach, to reduce the number of states.
+    # Removes large upper bounds of repetitions, which shortest texts rarely reach, to reduce the number of states.
     match node:
         case Sequence(parts):
             return Sequence(tuple(map(_unbounded, parts)))
@@ -143,8 +143,8 @@ def shortest_match(patterns: tuple[str, ...], least: int) -> str | None:
 
 @lru_cache(maxsize=512)
 def complement(pattern: str) -> str | None:
-    """Return a pattern for the texts that do not match `pattern`, both in the library's dialect, or None if none is
-    found in bounded time."""
+    """Return a pattern for the texts that do not match `pattern`, or None if none is found in bounded time. Both
+    patterns are in the library's dialect."""
     try:
         reader = _Reader(pattern.replace("\\x{", "\\u{"), is_unicode=True)
         reader.read()
@@ -160,8 +160,8 @@ def matches(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=512)
 def without(pattern: str, texts: tuple[str, ...]) -> str | None:
-    """Return a pattern for the texts that match `pattern` except `texts`, in the library's dialect, or None if none is
-    found in bounded time."""
+    """Return a pattern for the texts that match `pattern`, except `texts`, or None if none is found in bounded time.
+    Both patterns are in the library's dialect."""
     try:
         looks: list[Node] = []
         for each, is_negated in ((_exactly(texts), True), (pattern, False)):
@@ -191,7 +191,7 @@ def _parsed(pattern: str) -> _Reader:
 
 
 def _apart(root: Node) -> tuple[str, ...] | None:
-    # Returns one pattern for the rest and one for each leading lookahead, or None if they cannot be separated.
+    # Returns a pattern without the leading lookaheads, and one pattern per lookahead; None if it cannot separate them.
     parts = root.parts if isinstance(root, Sequence) else (root,)
     if not parts or parts[0] != Assertion("^"):
         return None
@@ -307,13 +307,13 @@ class _Reader:
         self.looks = ""  # name of a part that needs an automaton, such as "a lookahead"
         self.is_opaque = False  # contains classes with members known only to the library
         self._names: set[str] = set()
-        self._refused: str | None = None  # message about an unsupported part, raised unless the pattern is invalid
+        self._refused: str | None = None  # message about an unsupported part, raised if the syntax is valid
         self._backreferences: list[int] = []
         self._named_backreferences: list[str] = []
 
     @property
     def found(self) -> Node:
-        """Node that matches every text with a match of the pattern."""
+        """Node that matches every text that contains a match of the pattern."""
         return Sequence((ANYTHING, self.root, ANYTHING))
 
     @property
@@ -517,7 +517,7 @@ class _Reader:
         return _Set(((point, point),), is_pair=point > 0xFFFF and not self._is_unicode)
 
     def _one_unit(self, ranges: Ranges, properties: tuple[str, ...] = (), *, is_negated: bool = False) -> _Set:
-        # Without the flag `u`, a class matches one UTF-16 unit, and so no character beyond U+FFFF.
+        # Without the flag `u`, a class matches one UTF-16 unit, and therefore no character beyond U+FFFF.
         if self._is_unicode:
             return _Set(ranges, properties, is_negated)
         if any(last > 0xFFFF for _, last in ranges) and not is_negated and ranges[-1][1] != LAST:
