@@ -1,9 +1,9 @@
 """Continuous-batching scheduler: many sequences, one model, a fixed number of cache blocks.
 
 The scheduler is a pure state machine: `schedule` plans the tokens of the next step, and `advance` records its outcome.
-Every step contains one token of each decoding sequence; the remaining rows are prefill, so long prompts do not stall
-running chats. When no block is free, the last sequence in the order described below is preempted. Its computed prefix
-stays cached while there is room.
+Every step contains the pending tokens of all decoding sequences, usually one each; the remaining rows are prefill, so
+long prompts do not stall running chats. When no block is free, the last sequence in the order described below is
+preempted. Its computed prefix stays cached while there is room.
 
 Sequences are ordered by priority, then by the number of sequences of the same owner ahead of them, then by arrival. The
 first sequence of each owner thus precedes all second sequences, which are preempted if necessary. A sequence that has
@@ -138,7 +138,7 @@ class Scheduler:
         self._register(sequence, index, sequence.parent_hash(index), sequence.tokens[at : at + BLOCK_TOKENS])
 
     def evict(self, conversation: bytes) -> None:
-        """Evict a conversation or reading, and the blocks that belong to no other."""
+        """Evict a conversation or reading (a pinned prefix), and the blocks that no other one uses."""
         for sequence in (*self.waiting, *self.running):
             if conversation in (sequence.conversation, sequence.reading):
                 sequence.conversation, sequence.reading, sequence.is_evicted = None, None, True

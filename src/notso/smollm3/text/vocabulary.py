@@ -20,7 +20,7 @@ END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "token
 # Maximum length of a token, which limits the work on each token. Published files have tokens of at most 128.
 MAX_TOKEN_CHARACTERS = 1024
 
-# Maximum length of a special token. At each position where one can begin, the search looks up text of every length.
+# Maximum length of a special token. The search for special tokens looks up texts of every length up to this one.
 MAX_SPECIAL_CHARACTERS = 256
 
 # Maximum number of distinct first characters of special tokens; published files have only `<`.

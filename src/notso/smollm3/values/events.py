@@ -65,7 +65,7 @@ class TokenLogprob:
     # Incomplete characters are shown as U+FFFD.
     text: str
     bytes: tuple[int, ...]
-    # NaN for the first token of a prompt, which has no alternatives.
+    # NaN for the first token of a prompt, because no logits precede it.
     logprob: float
     top: tuple[TokenLogprob, ...] = ()  # likeliest alternatives, in order
     id: int = -1  # -1: unknown

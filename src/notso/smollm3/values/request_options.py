@@ -1,4 +1,4 @@
-"""Request options, and keyword arguments that include sampling parameters."""
+"""Options of a request, and keyword arguments for options and sampling parameters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FixedPrefix:
     """The fixed beginning of a prompt, such as documents.
 
     message: index of the message in which the prefix ends.
-    characters: length of the part of its content that belongs to the prefix.
+    characters: number of characters of this message that belong to the prefix.
     scope: requests with the same scope share the KV blocks of the prefix, but no later blocks. None: only requests of
         the same owner share the prefix.
     reading: name under which the blocks are kept on disk, unique within the scope or, without a scope, the owner.
@@ -91,7 +91,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class QuoteSource:
-    """A text in the prompt that the answer can quote as `[[n: words]]`, where n is its number, starting at 1.
+    """A text in the prompt that the answer can quote as `[[n: words]]`, where n is the source's number, starting at 1.
 
     Structured output refers to `name` in `x-quote-of`.
 

@@ -159,8 +159,8 @@ def _read_upload(kind: str, body: bytes, now_ms: int, usual: str = "") -> tuple[
 
 
 def _parts(kind: str, body: bytes) -> Iterator[tuple[Message, bytes]]:
-    # Raises ApiError (400) for too many fields. Only headers are parsed with the `email` package: it would split the
-    # content of files into lines, and parse nested forms.
+    # Raises ApiError (400) for too many fields. Only headers are parsed with the `email` package, because it would
+    # split the content of files into lines, and parse nested forms.
     form = HeaderParser().parsestr(f"Content-Type: {kind}")
     boundary = (form.get_boundary() or "").encode("latin-1", "replace")
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2) if boundary else []

@@ -91,7 +91,7 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
 
 @router.delete("/v1/stream", dependencies=[GUARDED])
 async def stop(request: Request, services: Services, owner: Owner) -> Response:
-    """Stop a conversation's answer, keeping its text. No effect after its end."""
+    """Stop a conversation's answer, keeping its text. No effect if the answer has ended."""
     stream = await _streams(request, services, owner)
     stopped = not stream.finished
     if isinstance(stream, AnswerElsewhere):

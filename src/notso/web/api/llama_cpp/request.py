@@ -68,7 +68,7 @@ _ORDER = (
 )
 """Order of the parameters in llama.cpp's responses. Parameters that are not listed follow these."""
 _NOT_LLAMA_CPP = ("min_tokens", "stop_token_ids")
-"""Parameters that llama.cpp does not have, and that are left out of the settings."""
+"""Parameters that llama.cpp does not have. They are left out of the settings."""
 
 
 def generation_settings(params: SamplingParams) -> dict[str, Any]:
@@ -431,8 +431,8 @@ router = APIRouter()
 @router.post("/completion", dependencies=[GUARDED])
 @router.post("/completions", dependencies=[GUARDED])
 async def completion(request: Request, services: Services, owner: Owner) -> Response:
-    """Continue a text, in llama.cpp's format. Control tokens in the text are recognized. Disconnecting stops it, unless
-    X-Conversation-Id was sent."""
+    """Continue a text, in llama.cpp's format. Control tokens in the text are recognized. Disconnecting stops the
+    answer, unless X-Conversation-Id was sent."""
     read = await read_body(request, parse_native_request)
     async with serving(services, read.model) as model:
         tokenize, detokenize = partial(model.engine.tokenize, special=True), model.engine.detokenize

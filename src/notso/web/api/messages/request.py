@@ -71,7 +71,7 @@ PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
 
 def files_in(body: Mapping[str, Any]) -> Iterator[GivenFile]:
-    """Yield the PDFs and stored files of a request, which may be invalid."""
+    """Yield the PDFs and stored files of a request that has not been validated yet."""
     turns = body.get("messages")
     for at, turn in enumerate(turns if isinstance(turns, list) else ()):
         content = turn.get("content") if isinstance(turn, dict) else None
