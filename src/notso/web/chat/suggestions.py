@@ -1,4 +1,4 @@
-"""Suggested follow-up questions, generated while the engine is idle and canceled when a request arrives."""
+"""Suggested follow-up questions, generated while the engine is idle and canceled when a chat turn starts."""
 
 from __future__ import annotations
 

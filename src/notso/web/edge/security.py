@@ -83,7 +83,7 @@ class CrossOriginAccess:
                 MutableHeaders(scope=message).update(_readable_by(origin) | {"access-control-expose-headers": "*"})
             await send(message)
 
-        # Browsers may send a cookie even if they hide the response, and the request must not use its session.
+        # Browsers may send a cookie even if they hide the response. The request must not use the cookie's session.
         headers = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
         await self._app({**scope, "headers": headers, ALLOWED: True}, receive, send_readable)
 

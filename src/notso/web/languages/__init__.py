@@ -1,1 +1,1 @@
-"""The languages of the pages: a table of words for each, and which one a reader is answered in."""
+"""Languages of the pages: a table of words for each language, and selection of a reader's language."""

@@ -196,7 +196,7 @@ refused, later = partial(Note, "refused"), partial(Note, "later")
 
 
 def hint(text: str, but: str = "", instead: str = "", done: tuple[Any, ...] = ()) -> Note:
-    """Describe an ignored field; `text` is the reason. `but` describes the values in `done`."""
+    """Describe an ignored field; `text` is the reason. `but` describes the values in `done`, which are not ignored."""
     return Note("hint", but, instead, text, done)
 
 

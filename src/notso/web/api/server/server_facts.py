@@ -94,7 +94,7 @@ async def health(services: Services) -> JSONResponse:
         return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
     info = shared.engine.info
     about = {"model": info.name, "demo": info.is_demo, "device": info.device} if info else {}
-    # A missing Valkey server is reported, but not an error: each replica then works on its own.
+    # An unreachable Valkey server is reported, but is not an error: replicas also work without it.
     missing = {"missing": ["valkey"]} if shared.exchange.is_away else {}
     return JSONResponse({"status": "ok", **about, **missing})
 

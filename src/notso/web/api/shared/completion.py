@@ -23,7 +23,7 @@ def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
-    """Return log probabilities as the four lists of text completions.
+    """Return log probabilities in the format of text completions: four parallel lists.
 
     `offset` is the first token's position in the text, in characters.
     """
@@ -238,7 +238,7 @@ def release() -> str:
 
 def fingerprint(info: ModelInfo) -> str:
     """Return a fingerprint of the release, model file and KV cache format."""
-    # Reported as `system_fingerprint`: after a change, the same request may get a different answer.
+    # Reported as `system_fingerprint`. If it changes, the same request may get a different answer.
     parts = (release(), info.name, info.size_bytes, info.parameter_count, sorted(info.quantization.items()))
     digest = hashlib.sha256(repr((parts, info.kv_format)).encode()).hexdigest()
     return f"fp_{digest[:12]}"

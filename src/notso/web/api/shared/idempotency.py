@@ -35,7 +35,7 @@ HEADER, REPEATED = "idempotency-key", "idempotent-replayed"
 MAX_KEPT_BYTES = 16 * 1024 * 1024
 """Maximum size of a stored response; larger ones are delivered, but not stored."""
 NOT_KEPT = ("content-length", "x-request-id", "date", "server")
-"""Response headers that are not stored, because each delivery has its own."""
+"""Response headers that are not stored, because their values differ for each delivery."""
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _log = logging.getLogger("notso.web.api")
 
@@ -257,8 +257,8 @@ def _start(status: int, headers: list[list[str]]) -> bytes:
 
 
 def _conversation(owner: str, key: str) -> tuple[str, str]:
-    # Idempotency keys share the claims of resumable answers. The space prevents collisions with the conversation names
-    # that clients choose, because those cannot contain spaces.
+    # Idempotency keys use the same claims (locks across replicas) as resumable answers. The space prevents collisions
+    # with the conversation names that clients choose, because these names cannot contain spaces.
     return owner, f"idempotency-key {key}"
 
 

@@ -137,7 +137,7 @@ class AnswerElsewhere:
 
 
 class AnswersElsewhere:
-    """Finds answers of other replicas. Use on the event loop."""
+    """Finds answers that other replicas generate. Use on the event loop."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange

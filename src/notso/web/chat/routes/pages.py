@@ -237,7 +237,7 @@ async def feed(
 ) -> CountedStream:
     """Stream changes in other tabs as events: `chats` (the list) and `turns` (messages of `chat`)."""
     shown = await services.shared.store.chat(owner, chat) if is_id(chat) else None
-    if shown is not None:  # its answer may have ended, unread, before the page connected
+    if shown is not None:  # the chat's answer may have ended, unread, before the page connected
         await _seen(services, owner, shown)
     events = feed_events(services.feed, last_event_id or after, owner, chat, tab)
     return CountedStream(services.page_streams, owner, events)

@@ -79,7 +79,7 @@ async def come_back(request: Request, services: Services) -> Response:
     except SignInError as error:
         await _audit(request, services, NOBODY, "could not sign in")
         return await _ask(request, services, 403, str(error))
-    # Return a page that navigates to the chats instead of a redirect, because browsers do not send a SameSite=Strict
+    # Instead of a redirect, return a page that navigates to the chats, because browsers do not send a SameSite=Strict
     # cookie with a navigation that another site initiated.
     response = await services.pages.respond(request, "signed_in.html")
     response.delete_cookie(flow, path="/login", httponly=True, samesite="lax", secure=secure)
