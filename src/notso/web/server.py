@@ -47,7 +47,8 @@ def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM; return after everything is saved.
 
-    `on_ready` is called in the server's thread with the page's URL once it responds; the engine may still be loading.
+    `on_ready` is called in the server's thread with the page's URL once the page responds, even if the engine is still
+    loading.
     After the first signal, running answers have `drain_seconds` to finish; a second signal ends them. Raises
     AddressInUseError or StorageError.
     """

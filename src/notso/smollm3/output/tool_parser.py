@@ -50,7 +50,7 @@ class ToolCallParser:
         self._arguments: _Arguments | None = None
         self._lookahead = Lookahead()
         self._in_call = False
-        # Offset of the call's body in the lookahead. If the body is not a call, the tag is shown as text, too.
+        # Offset of the call's body in the lookahead. If the body is not a call, the tag is returned as text, too.
         self._body = 0
         self._after_call = False
 

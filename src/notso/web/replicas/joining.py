@@ -1,5 +1,5 @@
-"""Creates the exchange and the request counters for a Valkey URL. The Valkey client is an optional dependency, so it is
-imported only if there is a URL.
+"""Creates the exchange (messages between replicas) and the request counters for a Valkey URL. The Valkey client is an
+optional dependency, so it is imported only if there is a URL.
 """
 
 from __future__ import annotations

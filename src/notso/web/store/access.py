@@ -97,7 +97,7 @@ class AccessStore(Protocol):
         """Add usage and delete the `ended` reservations, in one transaction."""
 
     async def reserve(self, day: date, owner: str, quota: Quota, wanted: Sequence[Wanted]) -> list[Reservation] | Used:
-        """Reserve tokens for the `wanted` requests, with shorter answers if the quota is scarce.
+        """Reserve tokens for the `wanted` requests, with shorter answers if the quota is nearly used up.
 
         Used and reserved tokens never exceed the quota, even across processes. If the quota does not suffice, nothing
         is reserved, and the usage so far is returned.

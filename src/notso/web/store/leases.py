@@ -29,7 +29,7 @@ class RunningTurns(Protocol):
 
 
 class Leases:
-    """Sender of heartbeats. Calls `at_orphan` for each interrupted turn, and `at_taken` for each turn to continue."""
+    """Sends heartbeats. Calls `at_orphan` for each interrupted turn, and `at_taken` for each turn to continue."""
 
     def __init__(self, store: ChatStore, turns: RunningTurns) -> None:
         self.at_orphan: list[Callable[[Orphan], None]] = []

@@ -154,7 +154,7 @@ class StoredMessage:
     tool_uses: tuple[ToolUse, ...] = ()
     model: str = ""  # name of the model that generated the answer, if known
     rating: Rating = 0
-    citations: tuple[Citation, ...] = ()  # without document if the store cannot verify the quotation
+    citations: tuple[Citation, ...] = ()  # a citation has no document if the store cannot verify it
     source: str = ""  # id in an imported file; saved, but never loaded
 
     @property
@@ -483,7 +483,7 @@ class ChatStore(Protocol):
     async def generation(self, owner: str, generation_id: str) -> StoredMessage | None: ...
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        """Find titles and messages that contain all words (the last may be a prefix): titles first, then the newest.
+        """Find titles and messages that contain all words (the last may be a prefix). Titles precede messages.
 
         If there are none, search for similar words.
         """

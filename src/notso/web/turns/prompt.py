@@ -1,6 +1,6 @@
 """Conversion of a chat's visible branch to prompt messages.
 
-An answer with tool calls becomes several messages. The next engine request continues an unfinished answer.
+An answer with tool calls becomes several messages. `next_request` continues an unfinished answer.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def text_size(line: Sequence[StoredMessage]) -> int:
 
 
 def conversation_of(line: Sequence[StoredMessage]) -> str | None:
-    """Return the conversation id for the engine's cache: that of the first message."""
+    """Return the conversation id for the engine's cache, which is the id of the first message."""
     # A cleared chat therefore continues as another conversation.
     return line[0].id if line else None
 

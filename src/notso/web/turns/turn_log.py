@@ -22,9 +22,9 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between two updates, times the number of readers, to leave time for the model."""
+"""Minimum seconds between two updates per reader: with many readers, updates are rarer, to leave time for the model."""
 NUMBERS_OF_A_LOG = 1_000_000_000
-"""Upper bound of a log's changes. A log that continues another process's log starts at the next multiple of it."""
+"""More changes than a log ever has. A log that continues another process's log starts at the next multiple."""
 CARD_MARK = "<!--tool-->"
 """Marks the place of a tool card in stored HTML. Other HTML is sanitized, so it contains no comments."""
 
@@ -62,7 +62,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Position of a reader, and the last values sent of fields that are sent only when they change."""
+    """Position of a reader, and the values that it last received of the fields that are sent only on change."""
 
     number: int | None
     phase: str | None = None

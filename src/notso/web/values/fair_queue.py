@@ -124,7 +124,7 @@ class FairQueue:
 class WorkerThreads(ThreadPoolExecutor):
     """Thread pool that keeps working when no more threads can be started. Raises RuntimeError if it has none.
 
-    The standard pool raises the error even if it has threads, although these will run the work later.
+    The standard pool raises the error even if it has other threads, which will run the work later.
     """
 
     async def run(self, work: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ class Wanted:
     """Maximum tokens of one request."""
 
     prompt_tokens: int
-    answer_tokens: int  # 0: the prompt is processed, but nothing generated
+    answer_tokens: int  # 0: the prompt is processed, but nothing is generated
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ from notso.web.values.errors import (
     StorageFullError,
 )
 
-# Records of purged conversations are deleted after this time. If a process was down for longer, operators must clear
-# its disk cache.
+# Records of purged conversations, from which processes learn what to delete from their disk caches, are deleted after
+# this time. If a process was down for longer, operators must clear its disk cache.
 FORGOTTEN_DAYS = 30
 
 _UNFINISHED = "state IN ('queued', 'running')"
@@ -367,7 +367,7 @@ class Connections:
                                 ended = True
                             return result
                         finally:
-                            # Retry only if COMMIT was not sent. Otherwise it may have succeeded.
+                            # Retry only if COMMIT was not sent. Otherwise, the transaction may have succeeded.
                             is_lost = connection.closed and not ended
                 except (errors.UniqueViolation, errors.DeadlockDetected, errors.SerializationFailure):
                     if not left:

@@ -121,7 +121,7 @@ def tsquery(terms: Sequence[Term]) -> str:
 
 
 def vector_of(text: str) -> str:
-    """Return a text as a `tsvector` literal, with only the first words of a very long text."""
+    """Return a text as a `tsvector` literal, which contains only the first words of a very long text."""
     places: dict[str, list[int]] = {}
     room = MAX_VECTOR_BYTES
     for place, word in enumerate(words_in(text[:MAX_INDEXED_CHARACTERS]), 1):
@@ -138,7 +138,7 @@ def vector_of(text: str) -> str:
 
 
 def similar_terms(terms: Iterable[Term], vocabulary: Iterable[str]) -> list[Term] | None:
-    """Replace the longer words of a query by similar words from the vocabulary; return None if that is impossible.
+    """Replace the longer words of a query with similar words from the vocabulary; return None if that is impossible.
 
     Takes time proportional to the vocabulary.
     """

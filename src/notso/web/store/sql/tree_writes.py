@@ -481,7 +481,7 @@ def restore(db: Database, owner: str, trash_id: str) -> list[str]:
 
 def due(db: Database, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
     """Return the trash ids that were first seen at least `seconds` ago. `seen` maps ids to monotonic times."""
-    # Monotonic time is used because setting the clock forward would purge deletions that users may still undo.
+    # With wall-clock time, setting the clock forward would purge deletions that users may still undo.
     now, known = time.monotonic() if now is None else now, dict(seen)
     ids = [row["id"] for row in db.execute("SELECT id FROM trash")]
     seen.clear()

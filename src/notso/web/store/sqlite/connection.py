@@ -83,7 +83,7 @@ def open_nothing() -> sqlite3.Connection:
 
 
 def checkpoint(connection: sqlite3.Connection) -> bool:
-    """Checkpoint and truncate the log; return False, without waiting, if a reader blocks this."""
+    """Checkpoint and truncate the log. Return False, without waiting, if a reader prevents this."""
     connection.execute("PRAGMA busy_timeout=0")
     try:
         return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
