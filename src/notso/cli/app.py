@@ -113,8 +113,8 @@ app.command("quantise", hidden=True)(quantize.quantize)  # the command's name in
 
 
 def _drop_service_links() -> None:
-    # Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT for each Service. For a Service called `notso` or `notso-ollama`,
-    # NAME_PORT is also the variable of one of our options, which expects a port number.
+    # Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT for each Service. If a Service is called `notso` or `notso-ollama`,
+    # this variable has the same name as one of our options, which expects a port number.
     for name, value in os.environ.copy().items():
         is_ours = name.startswith("NOTSO_") and name.endswith("PORT")
         if is_ours and value.startswith(("tcp://", "udp://", "sctp://")):
@@ -165,7 +165,7 @@ def _with_verb(group: Any, given: Sequence[str]) -> Sequence[str]:
 
 
 def command_of(group: Any, given: Sequence[str]) -> exit_codes.Command:
-    """Return the command and its options, on which the advice in error messages depends."""
+    """Return the command and its options, which determine the advice in error messages."""
     verb = given[0] if given else "serve"
     if verb not in group.commands:
         return exit_codes.ANY_COMMAND

@@ -160,7 +160,7 @@ def _answer_in(line: bytes) -> dict[str, Any]:
 
 
 def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
-    # `id` is the first field of an answer, so a truncated line begins with an id, which may be incomplete itself.
+    # `id` is the first field of an answer, so a truncated line begins with an id, which may be truncated, too.
     beginnings = (json.dumps({"id": id}).encode()[:-1] for id in wanted)
     return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
@@ -169,7 +169,7 @@ _refusal = partial(typer.BadParameter, param_hint="OUT")
 
 URL = "/v1/chat/completions"
 _POLL_SECONDS = 0.2  # poll interval for Ctrl-C
-_REQUESTS_PER_SLOT = 2  # submitted requests per concurrent sequence of the engine; more than 1, so that it never idles
+_REQUESTS_PER_SLOT = 2  # submitted requests per concurrent sequence of the engine; above 1, to keep the engine busy
 
 
 class Lines(Protocol):

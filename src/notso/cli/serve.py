@@ -190,7 +190,7 @@ def startup_summary(path: Path | None, config: EngineConfig) -> StartupSummary:
     """Return the startup summary. Raises NotsoError."""
     from notso.smollm3.hub import registry as hub
 
-    # Planned here, so that a damaged file or insufficient memory is an error before the server listens.
+    # Plan here, so that a damaged file or insufficient memory is reported before the server starts to listen.
     plan, device, note = engines.plan_model(path or hub.demo_path(), config)
     if path is None:
         model = ["model    built-in demo model: tiny, for trying out the interface", better_model()]

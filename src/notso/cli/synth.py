@@ -31,7 +31,7 @@ def synthesise(
         typer.Option(
             "--tokenizer",
             metavar="FILE",
-            help="tokenizer.json to use. Default: the demo's, padded.",
+            help="tokenizer.json to use. Default: the demo model's, padded.",
             show_default=False,
         ),
     ] = None,

@@ -54,7 +54,7 @@ def verify(
         typer.Option(
             "--transcript",
             metavar="JSON",
-            help="Unsealed receipt of the same answer; required if the receipt is sealed.",
+            help="Unsealed receipt of the same answer; required if the receipt is sealed (contains only hashes).",
             show_default=False,
         ),
     ] = None,
@@ -66,12 +66,12 @@ def verify(
 ) -> None:
     """Check a file's hash, structure, prompts and tensors.
 
-    Compares the SHA-256 with the published ones, renders prompts with the tokenizer and the chat template, and compares
-    the products of each quantized tensor with those of the dequantized tensor; the largest error is shown. Exit code 3
-    if a check fails.
+    Compares the SHA-256 with the published ones, loads the tokenizer and the chat template, and compares matrix
+    products of each quantized tensor with those of the dequantized tensor; the largest error is shown. The exit code is
+    3 if a check fails.
 
-    With --receipt, generates the answer of a receipt again instead and reports the first token that differs. Exit code
-    1 if a token differs or the receipt is from another model.
+    With --receipt, these checks are skipped: the answer of the receipt is generated again, and the first token that
+    differs is reported. The exit code is 1 if a token differs or the receipt is from another model.
     """
     from notso.smollm3.diagnostics.verification import verify_file
     from notso.smollm3.hub import registry
@@ -186,7 +186,7 @@ def _json(path: Path, name: str) -> Any:
 
 
 def damaged_copy(found: Verification) -> str | None:
-    """Return the name of the published file of the same size, if the hash differs from that file's."""
+    """Return the name of a published file with the same size but another hash."""
     from notso.smollm3.hub import registry
 
     if found.known_as is not None:

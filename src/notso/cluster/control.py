@@ -56,7 +56,10 @@ def where() -> str:
 
 
 def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
-    """Deploy and wait until the replicas are ready; return False if `until()` is true first. Raises ClusterError."""
+    """Deploy, and wait until the replicas are ready or `until()` is true; return whether they are ready.
+
+    Raises ClusterError.
+    """
     # Serve keeps the running replicas, or replaces them one by one if the configuration requires it.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "serve.yaml"  # JSON is a subset of YAML
@@ -95,7 +98,7 @@ def status() -> Status:
 
 
 def end() -> None:
-    with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # nothing is deployed
+    with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # raised if nothing is deployed
         serve.delete(APPLICATION)
         serve.shutdown()
 

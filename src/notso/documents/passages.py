@@ -34,7 +34,7 @@ def page_at(pages: Sequence[int], place: int) -> int:
 
 
 def passages_of(text: str, pages: Sequence[int]) -> Iterator[Passage]:
-    """Split each page of a text into passages of up to about PASSAGE_TOKENS that end with a sentence or line."""
+    """Split each page of a text at ends of sentences or lines, into passages of up to about PASSAGE_TOKENS tokens."""
     # The passages of a page have similar lengths, because BM25 would rank a short remainder above longer passages.
     for number, (start, end) in enumerate(zip(pages, (*pages[1:], len(text)), strict=True), start=1):
         units = [(first, estimated_tokens(text[first:last])) for first, last in _units(text, start, end)]
@@ -78,8 +78,8 @@ def _stripped(text: str, page: int, start: int, end: int) -> Passage | None:
 
 
 def volumes_of(text: str, passages: Sequence[Passage], most_tokens: int) -> Iterator[tuple[Passage, int]]:
-    """Join adjacent passages to volumes of at most about `most_tokens`; yield each with its last page's number."""
-    # A volume ends at the end of a page, unless that page alone is larger than `most_tokens`.
+    """Join adjacent passages into volumes of up to about `most_tokens` tokens; yield volumes and their last pages."""
+    # A volume ends at the end of a page. Only a page larger than `most_tokens` is divided between volumes.
     sizes = [estimated_tokens(text[each.start : each.end]) for each in passages]
     of_pages: dict[int, int] = {}
     for passage, size in zip(passages, sizes, strict=True):

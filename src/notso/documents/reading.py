@@ -33,7 +33,7 @@ _EXTENSION = re.compile(r"[a-z0-9]{1,10}")
 
 
 class DocumentReader:
-    """Read one document. `read` blocks; `kill` may be called from another thread."""
+    """Reader of one document. `read()` blocks; `kill()` may be called from another thread."""
 
     def __init__(self, data: bytes, name: str, unconfined: bool = False, program: str = PROGRAM) -> None:
         """Start the child. Raises UnreadableError.

@@ -34,8 +34,8 @@ def check_shape(body: bytes, limits: JsonLimits) -> None:
         if (len(window) - len(window.rstrip(b"\\"))) % 2:
             window = body[at : at + WINDOW_BYTES + 1]  # the window ended between a backslash and the escaped character
         at += len(window)
-        # Without escaped characters, every quotation mark begins or ends a string, so the parts alternate between text
-        # outside and inside of strings.
+        # After escaped characters are removed, every quotation mark begins or ends a string, so the parts alternate
+        # between text outside and inside of strings.
         parts = window.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         scaffold = b"".join(parts[is_text::2])
         is_text ^= len(parts) % 2 == 0
@@ -51,4 +51,4 @@ def check_shape(body: bytes, limits: JsonLimits) -> None:
             if depth > limits.depth:
                 raise JsonShapeError(f"nested deeper than {limits.depth} levels")
             if depth < 0:
-                return  # a bracket too many, at which the parser will stop
+                return  # an unmatched closing bracket, at which the parser will fail

@@ -1,4 +1,4 @@
-"""Validation of a plugin's offer (a description of what it provides) and of its results."""
+"""Validation of a plugin's results and of its offer, the description of what the plugin provides."""
 
 from __future__ import annotations
 

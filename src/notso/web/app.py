@@ -155,7 +155,7 @@ GIVE_BACK_SECONDS = 60.0
 
 async def purge(shared: Shared, turns: Turns) -> None:
     """Periodically expire temporary chats and permanently delete chats that can no longer be restored."""
-    # Clear a chat's caches in the engine before deleting it, so that the next round can retry after a failure.
+    # Clear a chat's caches in the engine before deleting the chat, so that the next round can retry after a failure.
     store, host = shared.store, shared.engine
     unforgotten: dict[Conversation, None] = {}  # conversations whose caches are not cleared yet
     while True:
@@ -192,8 +192,8 @@ async def give_back() -> None:
 
 logger = logging.getLogger("notso.web")
 
-PAGE_THREADS = 2  # these render only templates, so that pages do not wait for the Markdown of other chats
-STOP_SECONDS = 1.0  # time that stopped requests have to end
+PAGE_THREADS = 2  # only for templates, so that pages do not wait until the Markdown of other chats is rendered
+STOP_SECONDS = 1.0  # time limit for stopped requests to end
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 _NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -530,7 +530,7 @@ async def _show_lack(request: Request, error: Exception) -> Response:
     if not lacks_threads(error):
         raise error
     logger.warning("could not start a thread for a %s request: %s", request.method, error)
-    # Plain text, because rendering a page would also need a thread. For APIs, ApiEdge converts it to their format.
+    # Plain text, because rendering a page would also need a thread. ApiEdge converts the text to the API's format.
     return PlainTextResponse(words["error_busy"], 503, {"Retry-After": "5"})
 
 

@@ -1,4 +1,4 @@
-"""Protocol of a device backend. The CPU (cpu/) is the reference; tests add a backend in numpy.
+"""Protocol of a device backend. The CPU backend (cpu/) is the reference; tests add a backend in numpy.
 
 Arrays belong to their backend and are opaque except for the interface of `Array`; only `upload`, `write` and
 `download` exchange numpy arrays. Operations are bit-identical across backends: native/kernel_table.h defines their

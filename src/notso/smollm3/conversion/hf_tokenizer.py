@@ -27,7 +27,7 @@ MAX_TOKENIZER_CONFIG_BYTES = 4 << 20
 
 HARMLESS = frozenset(
     {
-        # options of tokenizer calls (truncation, padding, return values) and of cleanup after decoding; neither is used
+        # options of tokenizer calls (truncation, padding, return values) and of decoding, which this engine ignores
         *("model_max_length", "max_length", "model_input_names", "padding_side", "truncation_side", "stride"),
         *("truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "return_tensors", "errors"),
         *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "response_schema"),
@@ -79,7 +79,7 @@ def folder_tokenizer(folder: Path, vocab: int, ends: Sequence[int]) -> Entries:
         found["tokenizer.ggml.eos_token_id"] = ends[0]
     others = [each for each in ends if each != found.get("tokenizer.ggml.eos_token_id")]
     if others:
-        found["tokenizer.ggml.eot_token_id"] = others[0]  # llama.cpp does not read the list of all end tokens
+        found["tokenizer.ggml.eot_token_id"] = others[0]  # for llama.cpp, which does not read END_IDS_KEY
         found[END_IDS_KEY] = list(ends)
     template = found.pop("tokenizer.chat_template", None)
     template = _template(config) if template is None else template

@@ -1,6 +1,6 @@
 """Contents and memory requirements of a GGUF file, as JSON-compatible values. The model is not loaded.
 
-Files of other models are also inspected; `problem` is the reason why this program cannot run them.
+Files of other models are inspected, too; `problem` then says why this program cannot run the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Scalar: TypeAlias = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Metadata entry; `value` is None if it is too long, `length` counts items or characters."""
+    """Metadata entry. A `value` that is too long to show is None; `length` counts items or characters."""
 
     key: str
     type: str

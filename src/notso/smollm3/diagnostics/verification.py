@@ -3,12 +3,12 @@
 There are four checks:
 
 - The file's SHA-256 is compared with those of the published files.
-- The structure must be valid: shapes, roles and finite scales.
+- The file must have all tensors of the model, in the correct shapes.
 - The tokenizer and the chat template are constructed as for an engine.
-- For every tensor, the native kernels compute a product x w. It is compared with the float64 product of the dequantized
-  weights and, for quantized formats, with the product of the numpy reference, which must be bit-identical. A row's
-  error is relative to |x| |w|, the largest possible product, so that products near zero do not have large
-  errors.
+- The scales of every tensor must be finite. For every matrix, the native kernels compute products x w, which are
+  compared with the float64 products of the dequantized weights. For quantized formats, they must also be bit-identical
+  to the products of the numpy reference. A row's error is relative to |x| |w|, the largest possible product, so that
+  products near zero do not have large errors.
 
 The fingerprint is a short hash of what a model computes. It is the same on every machine, kernel family and device, so
 a different fingerprint means a different file, cache format or release, or a fault.

@@ -282,7 +282,7 @@ class EngineCore:
             self._offload.abandon()
 
     def _finish(self) -> None:
-        # Despite errors, waiting callers must be released and the cache folder must be unlocked.
+        # Even if an error occurs, waiting callers must be released and the cache folder must be unlocked.
         self._closing = True
         with self._inbox_lock:
             self._ended = True  # rejects new work from here on
@@ -549,7 +549,10 @@ class BackgroundWork:
 
 
 class ContextLogits:
-    """Computes logits of one context at a time, uncached. `batch_index`: an unused row of the block table."""
+    """Computes logits of one context at a time, without the prompt cache.
+
+    batch_index: a row of the block table that no request uses.
+    """
 
     def __init__(self, core: EngineCore, batch_index: int, vocab_size: int) -> None:
         self._core = core

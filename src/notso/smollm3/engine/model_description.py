@@ -17,7 +17,7 @@ from notso.smollm3.text.vocabulary import END_KEYS
 from notso.smollm3.values.model_info import ModelInfo
 from notso.smollm3.values.sampling_params import PARAMETERS, SamplingParams
 
-# Maximum length of the model's name in the file, which is shown on the page, in the terminal and in API responses.
+# Names from model files are cut to this length, because they are shown on the page, in the terminal and in responses.
 MAX_NAME_CHARACTERS = 100
 
 
@@ -33,7 +33,7 @@ def sampling_defaults(metadata: Mapping[str, Any]) -> dict[str, float]:
             continue
         try:
             if name in ("top_k", "penalty_window"):
-                value = max(int(value), 0)  # in llama.cpp, -1 means all tokens; here, 0
+                value = max(int(value), 0)  # llama.cpp's -1 (all tokens) is 0 here
             replace(SamplingParams(), **{name: value})  # type: ignore[arg-type]
         except (InvalidRequestError, TypeError, ValueError, OverflowError):
             logger.warning("the model file's general.sampling.%s is ignored: %s", key, one_line(repr(value), 60))

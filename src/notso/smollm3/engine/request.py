@@ -71,7 +71,7 @@ class Request:
     thinking_budget: int | None = None
     # Tokens that the engine inserts to end the reasoning.
     closing: tuple[int, ...] = ()
-    # Creates the drafter once generation starts; None disables speculation.
+    # Creates the drafter when the request starts; None disables speculation.
     propose: Callable[[], NgramDrafter] | None = None
     processors: LogitsProcessors | None = None
     structured_output: StructuredOutput | None = None
@@ -85,7 +85,7 @@ class Request:
     initial_events: list[Event] = field(default_factory=list)  # sent before any other event
     reports_ids: bool = False
     origin: str = ""  # digest of the prompt, model, adapter and arithmetic
-    started: str | None = None  # beginning of the answer if the prompt contains it
+    started: str | None = None  # beginning of the answer, if it is part of the prompt
     is_plain: bool = False
     closed_at: list[int] = field(default_factory=list)  # answer lengths at which the engine ended the reasoning
     replayed_events: list[Event] = field(default_factory=list)  # events of replayed tokens
@@ -130,7 +130,7 @@ class Request:
         return spent or self.generation.answer_requested
 
     def sample(self, logits: Floats) -> tuple[int, list[Event]]:
-        """Sample a token from logits (V,) and append it; return it and its events."""
+        """Sample a token from logits (V,) and append it; return the token and its events."""
         token = self.draw(logits)
         return token, self.take(token, None if self.describe is None else self.describe(logits, token))
 

@@ -49,9 +49,9 @@ def followed(
     leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for a forbidden
     redirect, and httpx2.HTTPError.
     """
-    # Every URL must be https, except that http is allowed on this machine if the first URL is http. Redirects into the
-    # local network are followed only if the first URL is in it. The Authorization header is sent only to the first
-    # origin.
+    # Redirects must lead to https; only if the first URL is http, http on this machine is allowed, too. Redirects into
+    # the local network are followed only if the first URL is in that network. The Authorization header is sent only to
+    # the first origin.
     first = require_safe(url)
     starts_local = _is_local(first)
     sent = dict(headers)
@@ -169,7 +169,7 @@ def part_path(file: KnownFile) -> Path:
 
 
 def is_offline() -> bool:
-    """Return whether Hugging Face's variables disable the network."""
+    """Return whether Hugging Face's environment variables disable the network."""
     return any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
@@ -371,7 +371,7 @@ def _locate(file: KnownFile) -> str:
 
 
 def _offered(response: httpx2.Response) -> tuple[int | None, str]:
-    # The Hub's redirects contain the file's size and ETag in headers of their own.
+    # In the Hub's redirects, the X-Linked headers contain the file's size and ETag.
     headers = response.headers
     size = str(headers.get("X-Linked-Size") or (not response.is_redirect and headers.get("Content-Length")) or "")
     etag = str(headers.get("X-Linked-ETag") or headers.get("ETag") or "")

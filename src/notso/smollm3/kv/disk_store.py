@@ -65,7 +65,7 @@ class _QueuedBlock:
 
 
 class DiskStore:
-    """Blocks of one cache version, and of interchangeable earlier ones, on disk. Thread-safe.
+    """Blocks on disk, of one cache version and of compatible earlier versions. Thread-safe.
 
     A disk error disables the store with one warning. While another engine writes to the folder, the store only reads.
     budget_bytes: limit for the files of all models. evicts: if there is no room for a block, remove the least recently
@@ -182,8 +182,8 @@ class DiskStore:
     ) -> bool:
         """Queue a block; return False if there is no room now. A partial block replaces one with equal `hash`.
 
-        hash: 16 bytes; for a partial block, the parent's. tokens: up to 128. content: must not be changed later. tag:
-        up to 8 bytes, for `remove`. conversations: 8 bytes each.
+        hash: 16 bytes; for a partial block, the hash of its parent. tokens: up to 128. content: must not be changed
+        later. tag: up to 8 bytes, for `remove`. conversations: 8 bytes each.
         """
         if len(content) != self.block_bytes:
             raise ValueError(f"a block has {self.block_bytes} bytes, not {len(content)}")
@@ -258,7 +258,7 @@ class DiskStore:
         path = self.folder / str(name)
         try:
             held = read_block(path, name, version, content)
-            os.utime(path)  # determines the eviction order after a restart
+            os.utime(path)  # after a restart, the modification times determine the eviction order
         except (OSError, DamagedBlockError) as error:
             self._folder.drop(name, error)
             return False

@@ -29,7 +29,7 @@ AHEAD = 16  # blocks to read ahead beyond those of the next step: as many as a d
 
 LACKING_S = 60.0  # seconds until a failed load is retried
 
-READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk; a chat of the default context fits
+READY_BLOCKS = 64  # maximum blocks whose memory is touched before loads from disk: those of the default context
 
 MOST_READERS = 4  # maximum threads that load blocks; fewer if there are fewer processors
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Offer:
-    # A block to write to disk. It is written only if it still holds `tokens` after `parent_hash`.
+    # A block to write to disk. It is written only if it still holds `tokens` in the same context (`parent_hash`).
     hash: bytes
     parent_hash: bytes
     tokens: list[int]
@@ -62,7 +62,7 @@ class KVOffload:
     ) -> None:
         self._cache = cache
         self._pool = pool
-        # Windows (of first and partial blocks) have a folder of their own.
+        # Windows (of first and partial blocks) are stored in a separate folder.
         beside, for_windows = folder / "windows", budget_bytes // 4
         self._windows: DiskStore | None = None
         self._former: DiskStore | None = None  # windows of an earlier format, which count toward the budget
@@ -203,7 +203,7 @@ class KVOffload:
                     self.readings.belongs_to(hash, sequence.reading)
             elif not self.has(hash):
                 offered = self._offers.get(block)
-                if self._has_room and (offered is None or offered.hash != hash):  # equal offers may be pinned
+                if self._has_room and (offered is None or offered.hash != hash):  # keep an equal one: it may be pinned
                     self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, at == 0)
             else:
                 for files, kept_by in product(self._chats, sequence.kept_by(index)):
@@ -280,7 +280,7 @@ class KVOffload:
                 files.evict(conversation)
 
     def abandon(self) -> None:
-        # After a device was lost, the contents of offered blocks cannot be read.
+        # The device was lost, so the contents of offered blocks cannot be read.
         self._offers.clear()
 
     def close(self) -> None:
@@ -328,7 +328,10 @@ class Readings:
         return len(blocks), sum(blocks) + sum(map(sum, windows))
 
     def make_room(self, reading: bytes, blocks: int, unwritten: int) -> bool:
-        """Evict other readings until `unwritten` blocks fit; return False if they, or `blocks` alone, cannot."""
+        """Evict other readings to make room for `unwritten` blocks of a reading that has `blocks` blocks in total.
+
+        Return False if this is impossible.
+        """
         block, window = (0 if files is None else _file_bytes(files) for files in (self.files, self.windows))
         if blocks * block + window > self._budget_bytes:
             if not self._has_warned:

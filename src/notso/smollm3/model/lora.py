@@ -258,7 +258,7 @@ def _expression(key: str, pattern: str) -> Callable[[str], bool]:
     # Nested character sets are rejected because Rust interprets them and Python, which PEFT uses, does not.
     if len(pattern) > MAX_PATTERN_CHARACTERS or re.search(r"&&|--|~~|\[[^\]]*\[", pattern):
         raise ModelFileError(f"{key}: the expression {quoted(pattern)} is not supported")
-    from pydantic import StringConstraints, TypeAdapter  # takes a quarter of the time of importing an engine
+    from pydantic import StringConstraints, TypeAdapter  # imported only if needed: this is slow
 
     # pydantic's Rust engine matches in linear time, which is necessary for expressions from untrusted files.
     try:

@@ -135,7 +135,7 @@ class WeightPlacement:
             self.finished.set()
 
     def _offer(self, index: int, copy: LayerWeights | Weight) -> None:
-        # Waits until the copy is adopted, because the memory plan has room for only one copy besides the mapped file.
+        # Waits until the copy is adopted, because the memory plan has room for the copy of only one layer at a time.
         self._ready.append((index, copy))
         self._signal.wake()
         while self._ready and not self._stopping.is_set():

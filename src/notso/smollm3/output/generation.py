@@ -121,7 +121,10 @@ class Generation:
 
 
 def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
-    """Yield events; stop the answer if `cancelled()` or on close. Raises the error of an `error` event."""
+    """Yield events; stop the answer if `cancelled()` is true or the generator is closed.
+
+    Raises the error of an `error` event.
+    """
     after = 0
     try:
         while True:
@@ -143,7 +146,7 @@ def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Gener
 
 
 class AnswerStream(Iterator[Event]):
-    """Iterator over an answer's events, for one thread, and context manager that stops the answer on exit.
+    """Iterator over an answer's events, for use in one thread. As a context manager, it stops the answer on exit.
 
     Raises the error of a failed answer.
     """

@@ -2,8 +2,8 @@
 
     root ::= "yes" | "no" [.!]?
 
-Each character becomes a separate terminal. Unlike GBNF, the lexer of llguidance always uses the longest match, which
-makes no difference if all terminals have the same length.
+Each character becomes a separate terminal. Unlike GBNF, the lexer of llguidance (the grammar library) always uses the
+longest match, which makes no difference if all terminals have the same length.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Translation:
         self._uses: dict[str, list[_Node]] = {}
 
     def lark(self) -> str:
-        # Rules are renamed to numbers, because some names have a meaning in Lark.
+        # Rules are renamed to r0, r1, ..., because some names have a meaning in Lark.
         bodies: dict[str, _Node] = {}
         self._skip_lines()
         while self._kind != "end":
@@ -104,8 +104,8 @@ class _Translation:
         return node
 
     def _find_ends(self) -> None:
-        # Marks the nodes that can end, from the texts upward. A rule that never ends must be rejected, because
-        # llguidance would expand it forever in the middle of an answer.
+        # Marks the nodes that can end, from the texts upward. Rules that never end must be left out, because llguidance
+        # would expand them forever in the middle of an answer.
         while self._ending:
             node = self._ending.pop()
             if node.can_end:

@@ -24,11 +24,11 @@ MAX_WORD = 64
 """Maximum characters of a word. Longer words are split, so that a text without spaces has places, too."""
 BLOCK_BYTES = 64
 SAMPLED = 64
-"""A search over all places starts with a sample of one in this many places."""
+"""A search over all places starts with a sample: one of this many places."""
 SAMPLES = 512
 """A search over a smaller interval starts with a sample of this many of its places, so that few steps remain."""
 CLOSE = b"]]"
-"""End of a quotation, which therefore cannot contain it."""
+"""The end of a quotation is marked by these bytes, so a quotation cannot contain them."""
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Shorts: TypeAlias = npt.NDArray[np.uint16]
@@ -153,7 +153,7 @@ class QuoteIndex:
         return Interval(0, len(self.starts))
 
     def narrowed(self, found: Interval, text: bytes) -> Interval:
-        """Return the places of an interval where `text` follows."""
+        """Return the places of an interval at which the quotation continues with `text`."""
         content, starts, depth = self.content, self.starts, found.depth
         low, high, size = found.low, found.high, len(text)
         while low < high:

@@ -1,7 +1,8 @@
 """Strings of structured output that quote a source: `{"type": "string", "x-quote-of": NAME}`.
 
 Such a string is a passage of the source with this name, from the start of a word to the end of a word or a punctuation
-mark, written with JSON's escapes. It may be empty if the schema has `"default": ""`, and null if the type allows it.
+mark, written with JSON's escapes. It may be null if the type allows it. It may be empty if the schema has
+`"default": ""`, or if the source contains no words.
 """
 
 from __future__ import annotations

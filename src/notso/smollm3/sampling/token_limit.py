@@ -3,7 +3,7 @@
 Near the limit, a token is allowed only if the remaining tokens suffice to complete the answer according to its grammar.
 An ending is a sequence of tokens that completes the answer; the distance to the end is the length of the shortest one.
 
-Far from the limit, the distance is estimated from the text of the grammar instead of searched for. A second estimate is
+Far from the limit, the distance is estimated from the text of the grammar, without a search. A second estimate is
 the largest number that one token can add to the distance, for example by opening an object with required members. The
 two estimates determine after how many tokens a search is necessary. They err on the high side, so that the search is
 not made too late. Near the limit, the last known ending is tried first and usually still works.
@@ -308,7 +308,7 @@ class TokenLimit:
     def permits(self, matcher: Follower, token: int, left: int, state: JsonState) -> bool:
         """Return whether `token`, which the grammar allows, leaves an ending of up to `left` tokens.
 
-        If so, `take` must be called with `token` before the next call.
+        If so, `take` must be called with `token` before `permits` is called again.
         """
         if self._check_at is None:
             self._check_at = self._extent.next_check(left + 1, self._extent.extent.least)
@@ -375,7 +375,7 @@ class TokenLimit:
         return bool(after.try_consume_tokens(list(tokens)) == len(tokens) and after.is_accepting())
 
     def _first_ending(self, matcher: Follower, most: int, state: JsonState) -> _Ending | None:
-        # Searches quickly for any ending, and if that is too long, for one within `most` tokens.
+        # Searches quickly for any ending. If the ending found is too long, searches for one of up to `most` tokens.
         far = int(HOPELESS * most) + MARGIN
         ending = self._search(matcher, far, FIRST_STEPS, state)
         if ending is None or len(ending.tokens) <= most:

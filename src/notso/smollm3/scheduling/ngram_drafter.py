@@ -156,7 +156,7 @@ class NgramDrafter:
         self._key = key
 
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
-        """Return up to `limit` drafts, or none if not worthwhile; `rows`: rows of the step without them."""
+        """Return up to `limit` drafts, or none if not worthwhile; `rows`: rows of the step without the drafts."""
         # The caller reports the outcome to `accept`.
         limit = min(limit, self._most)
         if limit < 1:
@@ -225,7 +225,7 @@ class NgramDrafter:
     def _continuation(self, place: int, length: int) -> list[int]:
         drafts: list[int] = []
         end = len(self._ids)
-        # Past the end of the text, the draft continues with its own tokens, as periodic text does.
+        # A draft longer than the rest of the text continues with its own tokens, as if the text were periodic.
         for at in range(place, place + length):
             token = self._ids[at] if at < end else drafts[at - end]
             if token in self._never:

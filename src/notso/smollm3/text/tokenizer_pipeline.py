@@ -166,7 +166,7 @@ _NAMED: tuple[tuple[str, tuple[Any, bool]], ...] = (
     ("gpt-4o", (_split(_GPT_4O), False)),
 )
 
-# Keys that have their own check or no effect: transformers neither truncates nor pads a prompt that it encodes.
+# Keys that are checked separately or have no effect: transformers does not truncate or pad prompts when encoding them.
 _CHECKED_ELSEWHERE = {"version", "truncation", "padding", "added_tokens", "post_processor", "decoder"}
 
 

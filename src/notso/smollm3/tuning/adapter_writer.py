@@ -37,8 +37,8 @@ def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
         for role, pair in layer.items():
             for part, tensor in (("a", pair.a), ("b", pair.b)):
                 values = tensor.dequantize()
-                # F16 is used for tensors for which it is precise enough. The rank may be larger
-                # than in the source, because `read_adapter` pads it.
+                # F16 is used if it is precise enough for the tensor. The rank may be larger than in the source, because
+                # `read_adapter` pads it.
                 halves = QTensor.quantize(values, F16)
                 kept = halves if _is_near(halves.dequantize(), values) else QTensor.quantize(values, F32)
                 where = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"

@@ -1,7 +1,7 @@
 """Training rows: tokenized conversations from JSONL, with labels.
 
-The model's chat template renders them as at run time. Only the tokens of answers, including their end tokens, have
-labels.
+The model's chat template renders the conversations as it does at run time. Only the tokens of answers, including their
+end tokens, have labels.
 
 Rehearsal rows contain answers of the untuned model. Training also uses them, to preserve the model's abilities.
 """
@@ -244,7 +244,7 @@ def answered(
     day: date,
     progress: Progress = lambda what, done, total: None,
 ) -> list[dict[str, Any]]:
-    """Return a row per greedy answer; prompts contain the date `day`."""
+    """Generate greedy answers and return one row for each; prompts contain the date `day`."""
     rows = []
     for start in range(0, len(conversations), AT_ONCE):
         progress("answering rehearsal questions", start, len(conversations))

@@ -36,11 +36,12 @@ class EngineConfig:
     context_tokens: capacity for a prompt and its answer, at most the model's maximum (YaRN doubles the trained
         context). None: up to 8,192, as memory allows.
     document_tokens: if context_tokens is None, desired capacity for prompts with a fixed prefix, such as documents.
-        Reduced to the trained context and to half of the remaining memory, which is allocated only when used.
+        Reduced to the trained context, and to what fits in half of the remaining memory. The cache memory is allocated
+        only when used.
     threads: CPU threads. None: one per physical core.
     weights: "mmap" uses the memory-mapped file. "packed" (formerly "hugepages") copies weights to 2 MiB pages in the
-        background, in a packed layout where kernels support it. "auto" copies them where this is possible and
-        worthwhile, and packs them where no operation gets slower.
+        background, in a packed layout if the kernels support it. "auto" copies weights if this is possible and
+        worthwhile, and packs them if no operation gets slower.
     kv: format of the KV cache. "auto" chooses by context and memory.
     max_num_seqs: concurrent sequences. None: up to 16, as memory allows.
     speculation: use draft tokens where worthwhile; results are unchanged.

@@ -82,7 +82,7 @@ class PromptEstimate:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Current state, and totals since loading; rates cover the last seconds of work."""
+    """Current state, totals since loading, and rates of the latest measured steps."""
 
     running: int = 0
     waiting: int = 0

@@ -170,11 +170,11 @@ def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessa
 
 
 AFTER_SECONDS = 5.0  # delay, so that titles and suggestions are generated first
-PATIENCE_SECONDS = 300.0  # time limit for the wait until the engine is idle, and again for the summary
+PATIENCE_SECONDS = 300.0  # time limit for waiting until the engine is idle, and also for generating the summary
 
 
 class Compaction:
-    """Summarizes nearly full chats while the engine is idle; new turns cancel this. Runs on the event loop."""
+    """Summarizes nearly full chats while the engine is idle; a new turn cancels the summary. Runs on the event loop."""
 
     def __init__(self, services: ChatServices) -> None:
         self._services = services

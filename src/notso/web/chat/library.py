@@ -137,7 +137,7 @@ class _Known:
 
 
 class FolderLibrary:
-    """Library of a folder's documents. Files are identified by content: renaming one does not add it again."""
+    """Library of a folder's documents. Files are identified by content: a renamed file is not added again."""
 
     def __init__(self, store: DocumentStore, root: Path | None) -> None:
         self.root = root

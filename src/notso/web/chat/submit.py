@@ -71,7 +71,7 @@ async def prepared_request(services: ChatServices, request: Request, size: int) 
 logger = logging.getLogger("notso.web.turns")
 
 ALLOWED = "tools_allowed"
-"""Chat setting with the tools that the user always allows in this chat, as `name=digest`. The digest is that of the
+"""Chat setting with the tools that the user always allows in this chat, as `name=digest`. `digest` is the digest of the
 tool's definition, so that a changed tool is not allowed. Imports ignore this setting."""
 
 
@@ -95,7 +95,8 @@ def allowed_in(chat: Chat | None) -> set[str]:
 def with_tools(
     settings: Mapping[str, SettingValue], names: Iterable[str], *, ask_again: bool = False
 ) -> dict[str, SettingValue]:
-    """Return settings with only the tools `names` enabled. Other tools lose their permission; all do if `ask_again`."""
+    """Return settings with only the tools `names` enabled. The permissions of other tools, or of all tools if
+    `ask_again`, are removed."""
     chosen = list(names)
     changed = dict(settings) | {"tools": " ".join(chosen) or NO_LIMIT}
     kept = [] if ask_again else [each for each in _allowed(settings) if each[0] in chosen]
@@ -304,7 +305,7 @@ async def fork(
     instead: tuple[int, ...],
     fields: dict[str, str],
 ) -> Submitted:
-    """Generate another version of an answer: its tokens before `place` (run, token), then `instead`, then new ones.
+    """Generate another version of an answer from its tokens before `place` (run, token), followed by `instead`.
 
     Raises Problem (409) if the conversation or the model has changed.
     """
@@ -662,7 +663,7 @@ async def _reserved(
 async def _once_free(services: ChatServices, owner: str, store: StoreCall) -> TurnAccepted | TurnRefused:
     outcome = await store()
     if isinstance(outcome, TurnRefused) and outcome.running is not None and outcome.held_here:
-        # The chat is locked by a turn of this process, which may have ended without being saved.
+        # A turn of this process locks the chat, although the turn may have ended: its last save may have failed.
         await _end_lost(services, owner, outcome.running)
         outcome = await store()
     return outcome

@@ -28,7 +28,7 @@ REQUEST = "Give our conversation a title of two to six words. Write only the tit
 MAX_TOKENS = 24
 MAX_CHARACTERS = 60
 PATIENCE_SECONDS = 60.0
-AFTER_SECONDS = 2.0  # delay, because the page is already waiting for suggestions, which go first
+AFTER_SECONDS = 2.0  # delay, so that suggestions, for which the page is already waiting, are generated first
 
 _LABEL = re.compile(r"(?:title|name) ?: ?", re.IGNORECASE)
 _DECORATION = " \"'*_`#“”"

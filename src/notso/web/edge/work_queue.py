@@ -22,7 +22,7 @@ MOST_WAITING = 64
 """Maximum number of waiting items. It bounds the memory of small request bodies, which BodyBudget does not count."""
 
 SMALL_THREADS = 4
-"""Threads for small work. Each queue has its own, so that blocked threads do not delay other queues."""
+"""Threads per queue for small work. Queues do not share threads, so that blocked threads do not delay other queues."""
 
 RETRY_SECONDS = 5
 

@@ -28,8 +28,9 @@ from notso.web.values.fair_queue import WorkerThreads
 EngineState = Literal["unloaded", "loading", "ready", "failed", "stopped"]
 
 BesideSource = Callable[[int], ChatEngine]
-"""Function that loads an engine next to loaded ones; its argument is their planned memory in bytes. Raises ModelError,
-or OutOfMemoryError: it does not reduce the engine's settings to fit into the remaining memory."""
+"""Function that loads an engine while other engines stay loaded. Its argument is the planned memory of the other
+engines in bytes. Raises ModelError. If the remaining memory is too small, raises OutOfMemoryError instead of reducing
+the engine's settings."""
 
 
 @dataclass(eq=False, slots=True)
@@ -243,9 +244,9 @@ class EngineHost:
             served.state = "unloaded"
 
     def take(self, key: str | None) -> ServedModel | None:
-        """Return a model and keep it loaded, or return None while it loads: retry on `when_changed`.
+        """Return a model and keep it loaded. Return None while the model is loading: try again after `when_changed`.
 
-        Raises ModelError if it cannot be loaded.
+        Raises ModelError if the model cannot be loaded.
         """
         served = self.model(key)
         if served.state in ("failed", "stopped"):
@@ -268,7 +269,7 @@ class EngineHost:
             self._tell()
 
     def keep(self, served: ServedModel, seconds: float) -> None:
-        """Set the idle time before unloading (negative: unlimited). The next request resets it."""
+        """Set the idle time before unloading (negative: unlimited) until the next request."""
         served.keep_alive_s = seconds
         self._count_down(served)
 
@@ -289,7 +290,7 @@ class EngineHost:
         self._when_changed.append(callback)
 
     def close(self) -> None:
-        """Start closing all engines; stop their requests first. `join` waits for the end."""
+        """Start closing all engines, whose requests the caller has stopped. `join` waits for the end."""
         for served in self.models():
             engine = served.engine
             served.engine, served.state = None, "stopped"
@@ -339,7 +340,7 @@ class EngineHost:
         self._tell()
 
     async def _loaded_engine(self, served: ServedModel) -> ChatEngine | None:
-        # Load next to the other engines if possible; otherwise close one after another until it is.
+        # Keep the other engines loaded if possible. Otherwise, close them one after another until the new one fits.
         while served.state == "loading":
             others = [each for each in self.loaded() if each is not served]
             if not others:

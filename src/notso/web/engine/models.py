@@ -77,7 +77,7 @@ class ModelRegistry:
     load: ModelLoader
     folder: Path | None = None  # folder of the initial model, if it was specified by path
     load_beside: BesideLoader | None = None  # None: only one model can be loaded at a time
-    check: FileCheck | None = None  # rejects unusable files before other models are unloaded to make room for them
+    check: FileCheck | None = None  # rejects unusable files before other models are unloaded to make room
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Inventory:
         return next((each for each in self.installed if each.key == key), None)
 
     def like(self, name: str) -> list[Installed]:
-        """Return the models with this name, or else those with a name or key that contains it."""
+        """Return the models with this name, or else the models whose name or key contains it."""
         wanted = name.casefold().strip()
         found = [each for each in self.installed if wanted and wanted in f"{each.key} {each.model.name}".casefold()]
         return [each for each in found if each.model.name.casefold() == wanted] or found

@@ -111,7 +111,7 @@ BEFORE_THE_FIRST_STEP = ("queued", "trimmed")
 
 
 class Wakes:
-    """Queues callbacks from other threads, and wakes the event loop once for several."""
+    """Queues callbacks from other threads, and wakes the event loop once for several callbacks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -136,7 +136,7 @@ class Wakes:
 class RunningRequest:
     """A request with one generation per choice. Use on the event loop.
 
-    `on_end` is called once per generation, unless it failed. The code that opens a request must `close` it.
+    `on_end` is called once for each generation that has not failed. The code that opens a request must `close` it.
     """
 
     def __init__(self, among: RunningRequests, name: str, owner: str, choices: int, on_end: OnEnd | None) -> None:
@@ -206,7 +206,7 @@ class RunningRequest:
                 ask = await self.reserve(engine, ask, off_loop)
             if engine is not None and not self._stopped:
                 self._submitting = True
-                context = contextvars.copy_context()  # the engine's log records contain its request id
+                context = contextvars.copy_context()  # so that the engine's log records contain the request id
                 await off_loop(lambda: context.run(self._submit, engine, ask))
         except BaseException:
             self._submitting = False
@@ -287,7 +287,7 @@ class RunningRequest:
             self._readers.discard(news)
 
     def stop(self, *, by_asker: bool = False) -> None:
-        """Stop the request. `by_asker`: its sender stopped it, so the text so far counts as the answer."""
+        """Stop the request. `by_asker`: the client has asked for this, so the text so far counts as the answer."""
         self.stopped_by_asker = self.stopped_by_asker or by_asker
         self._stopped = True  # set before the loop below: _submit stops the generations that it adds after this
         self._go_on()

@@ -49,7 +49,7 @@ class Exchange(Protocol):
         """Whether the last attempt to reach the other replicas failed."""
 
     def tell(self, kind: str, **body: Any) -> None:
-        """Send a message to all other replicas once they are reachable. If too many wait, drop the oldest."""
+        """Send a message to all other replicas once they are reachable. If too many messages wait, drop the oldest."""
 
     def hear(self, kind: str, heard: Heard) -> None:
         """Subscribe `heard` to messages of this kind."""

@@ -1,9 +1,9 @@
 """Exchange over a Valkey server: a stream (the bus) with the messages to all replicas, and a stream per published log.
 
-One connection sends all waiting data in one round trip at a time. Another connection reads the bus and the streams of
-the logs that this replica copies. While the Valkey server is unreachable, messages wait. When it is reachable again,
-each replica sends its logs as a whole, and calls the functions passed to `after_a_gap`. Therefore, the Valkey server
-may even lose all its data.
+One connection sends data, with a single round trip for everything that is waiting. Another connection reads the bus and
+the streams of the logs that this replica copies. While the Valkey server is unreachable, messages wait. When it is
+reachable again, each replica sends its logs as a whole, and calls the functions passed to `after_a_gap`. Therefore, the
+Valkey server may even lose all its data.
 
 `ValkeyCounters` counts requests per address over all replicas, with the scripts of the `limits` library. While the
 Valkey server is unreachable, each replica counts separately, so that N replicas admit up to N times the limit.
@@ -64,7 +64,7 @@ class _Published:
     key: str
     sent: int = -1  # number of the last change in the Valkey server's stream; -1: send the whole log
     whole_bytes: int = 0  # size of the last whole copy
-    more_bytes: int = 0  # size of the changes sent since
+    more_bytes: int = 0  # size of the changes sent since then
 
     def after(self) -> int:
         return -1 if self.more_bytes > 4 * self.whole_bytes + WHOLE_BYTES else self.sent
@@ -130,7 +130,7 @@ class ValkeyExchange:
         key, copy = f"notso:log:{name}", _Copy(take)
         self._copies.setdefault(key, []).append(copy)
         # The reading connection may be blocked in a read that does not include the new stream. An entry in the bell, a
-        # stream of this replica alone, ends that read, and the next read includes the new stream.
+        # stream that only this replica reads, ends that read, and the next read includes the new stream.
         self._ring = True
         self._work.set()
         try:
@@ -183,7 +183,7 @@ class ValkeyExchange:
 
     async def close(self) -> None:
         pending = set(self._tasks)
-        # Repeat the cancellation, because the client uses asyncio.wait_for, which may lose one in Python 3.11.
+        # Cancel repeatedly: the client uses asyncio.wait_for, which may lose a cancellation in Python 3.11.
         while pending:
             for task in pending:
                 task.cancel()

@@ -37,7 +37,7 @@ MAX_ENDED = 10_000
 KEYS_SECONDS = 3600.0
 """Age at which the provider's public keys are fetched again."""
 KEYS_AGAIN_SECONDS = 10.0
-"""Age at which the keys are fetched again if they do not verify a token, because the provider may have new ones."""
+"""Minimum age at which keys that do not verify a token are fetched again. The provider may have new keys."""
 LEEWAY_SECONDS = 60
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Accepted signature algorithms: only asymmetric ones, neither `none` nor those with a shared secret."""

@@ -127,8 +127,9 @@ class StaleCache:
 class DocumentStore(Protocol):
     """Store of libraries and documents; `owner` is the requesting user. Methods raise StorageError.
 
-    Users can read their own libraries, those of EVERYONE and those that they are members of; other libraries are
-    treated as unknown. Users can change only their own libraries, but members with the right `add` can add documents.
+    Users can read their own libraries, the libraries of EVERYONE and the libraries that are shared with them; other
+    libraries are treated as unknown. Users can change only their own libraries, but members with the right `add` can
+    add documents.
     Methods that return a bool return False if the object does not exist or belongs to another owner.
     """
 

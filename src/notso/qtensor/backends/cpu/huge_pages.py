@@ -1,8 +1,8 @@
 """Memory on 2 MiB pages, for copies of tensors (packed, if the processor's kernels support it) and key-value pools.
 
-The pages of a mapped file have 4 KiB (on some file systems, a fifth of the file has larger pages), and their page table
-walks slow decoding down by a quarter to a third. A packed tensor has the same bytes in the order in
-which kernels load them into vector registers (native/packed_weights.h), so results are bit-identical.
+The pages of a mapped file have 4 KiB (on some file systems, a fifth of the file has larger pages), and page table walks
+slow decoding down by a quarter to a third. Packing changes only the order of a tensor's bytes, to the order in which
+kernels load them into vector registers (native/packed_weights.h), so results stay bit-identical.
 
 A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
 layout; this module treats a head's part of a block as bytes of known length.
@@ -142,7 +142,7 @@ def _packed_bytes(tensor: QTensor, rows: int, stride: int) -> int:
 
 Bytes = npt.NDArray[np.uint8]
 RUN_BLOCKS = 16
-"""Maximum number of adjacent blocks of a head (a run). Longer runs are not faster to read."""
+"""Maximum length of a run: blocks in which a head's data is contiguous. Longer runs are not faster to read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +218,7 @@ def key_value_pool(
 def key_value_pools(
     layers: int, blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> list[KeyValuePool]:
-    """Return a pool per layer, adjacent so that they share huge pages. Raises as `key_value_pool`."""
+    """Return one pool per layer. The pools are adjacent, to share huge pages. Raises like `key_value_pool`."""
     if blocks < 1:
         raise OperandError(f"a cache cannot have {blocks} blocks")
     runs, run = _runs(blocks)

@@ -1,4 +1,4 @@
-"""Devices, memory and graphs of the CUDA driver, whose errors are translated to this package's."""
+"""Devices, memory and graphs of the CUDA driver. Its errors are converted to those in qtensor/errors.py."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class DeviceMemory:
 
 
 class Graph:
-    """Captured launches, freed with the last reference."""
+    """Captured kernel launches, freed with the last reference."""
 
     def __init__(self, device: Device, work: Callable[[], None]) -> None:
         self._device = device
@@ -102,7 +102,7 @@ class Graph:
 
 
 def ask(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call a native function and translate its errors to this package's."""
+    """Call a native function and convert its errors."""
     try:
         return call(*arguments, **named)
     except native.CudaUnavailable as error:

@@ -1,7 +1,7 @@
 """Worker process of a peer engine, the counterpart of `process.py`.
 
-This script runs under any Python interpreter in which the peer (`llama_cpp` or `openvino_genai`) is installed. From
-this project, it imports only notso.system:
+This script runs under any Python interpreter in which the peer (`llama_cpp` or `openvino_genai`) is installed, because
+it imports no other module of this project than notso.system. Usage:
 
     python worker.py llama.cpp MODEL.gguf CONTEXT THREADS
     python worker.py openvino FOLDER CONTEXT THREADS

@@ -1,4 +1,4 @@
-"""Complements of schemas in the supported keywords, where they can be expressed."""
+"""Complements of schemas, where the supported keywords can express them."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def type_of(value: object) -> str:
 class Negation:
     """Negates and compares schemas.
 
-    resolve: returns the target of a `$ref`, or None if it is circular or too deep. spend: called with a number of
-    steps; raises if there are too many.
+    resolve: returns the target of a `$ref`, or None if the reference is circular or nested too deeply. spend: called
+    with a number of steps; raises if their total is too large.
     """
 
     def __init__(self, resolve: Callable[[str], Schema | None], spend: Callable[[int], None]) -> None:
@@ -88,8 +88,8 @@ class Negation:
     def of(self, schema: Schema, names: Iterable[str] | None = None, *, is_exact: bool = True) -> Schema | None:
         """Return the schema of exactly the values that `schema` rejects, or None if it cannot be expressed.
 
-        names: the only names that objects can have. is_exact: if False, the result may also reject other values, up to
-        rejecting all of them.
+        names: the only names that objects can have. is_exact: if False, the result may accept only some of these
+        values, or none.
         """
         self._spend(1)
         if isinstance(schema, bool):
@@ -186,8 +186,8 @@ class Negation:
     def exclusions(
         self, options: Sequence[Schema], *, is_exact: bool, besides: Schema = True, closings: Sequence[Schema] = ()
     ) -> list[list[Schema]] | None:
-        """Return, for each option of a `oneOf`, schemas that exclude the overlapping other options, or None if these
-        cannot be expressed.
+        """Return, for each option of a `oneOf`, schemas that exclude the options that overlap with it. Return None if
+        such a schema cannot be expressed.
 
         is_exact: every value that matches exactly one option must be allowed. besides: a schema that all values match.
         closings: for each option, a schema that its values also match.
@@ -278,7 +278,7 @@ def _values(schema: dict[str, Any]) -> Sequence[Any] | None:
 
 
 def _are_equal(one: object, other: object) -> bool:
-    # In JSON, true is not equal to 1. Two arrays or two objects are treated as equal, because they may be.
+    # In JSON, true is not equal to 1. Arrays and objects are not compared: two of the same type are treated as equal.
     if isinstance(one, list | dict) and isinstance(other, list | dict):
         return type(one) is type(other)
     return type_of(one) == type_of(other) and one == other
@@ -322,7 +322,7 @@ def _numbers_between(numbers: list[float]) -> Iterator[Schema]:
 
 
 def pattern_of_all_but(strings: Sequence[str]) -> str | None:
-    """Return a regular expression for all texts except `strings`, or None if they are too many or too long."""
+    """Return a regular expression for all texts except `strings`, or None if it would be too large or impossible."""
     if len(strings) > MAX_EXCLUDED_STRINGS or any(len(text) > MAX_EXCLUDED_LENGTH for text in strings):
         return None
     if has_unwritable("".join(strings)):

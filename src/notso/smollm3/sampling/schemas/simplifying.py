@@ -6,7 +6,7 @@ it, or if there would not be enough names for `minProperties`.
 
 Closed schemas are then simplified; the result allows the same values. The library intersects a reference with the
 keywords next to it, and the schema of a declared name with those of patterns that match the name. This fails if one of
-them is recursive, so these intersections are made here where possible.
+these schemas is recursive, so the intersections are computed here where possible.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class ObjectCloser:
         return {**self._combined(schema, rest), **rest}
 
     def _exclusive(self, schema: dict[str, Any], held: dict[str, Any], closings: list[Schema]) -> dict[str, Any]:
-        # Excludes, from each closed option, the other options in their open form, which determines what is valid.
+        # From each closed option, exclude the other options in their open form: a value that also matches one of the
+        # open options is not valid.
         if "oneOf" not in held:
             return held
         besides = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}

@@ -1,5 +1,5 @@
-"""Runs batches. A lease in the database names the process that runs a batch; after it expires, another process may
-continue the batch.
+"""Runs batches. A lease in the database names the process that runs a batch; when the lease has expired, another
+process may continue the batch.
 """
 
 from __future__ import annotations

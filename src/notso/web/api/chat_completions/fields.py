@@ -222,7 +222,7 @@ class ReasoningOptions(Fields):
 
 
 class AllowedTools(Fields):
-    """The tools that may be called, and whether one must be."""
+    """The tools that may be called, and whether a call is required."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]

@@ -278,7 +278,7 @@ class TextSerializer:
 
     def _sse_event(self, number: int, text: str, reason: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
         entry = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        # As in OpenAI's streams, a requested usage is null until the last chunk.
+        # As in OpenAI's streams, `usage` (if requested) is null until the last chunk.
         unknown = {"usage": None} if self._asked.include_usage else {}
         return data_event(self._head() | {"choices": [entry]} | unknown | more)
 

@@ -121,8 +121,8 @@ def edited(
 
     `count` returns the prompt tokens of messages; its errors propagate. The messages' `keep_reasoning` must be set.
     """
-    # The caller has applied `clear_thinking` by setting `keep_reasoning`. Only the number of tokens that it saves is
-    # computed here.
+    # The caller has applied `clear_thinking` by setting `keep_reasoning`. Only the number of saved tokens is computed
+    # here.
     applied: list[Mapping[str, Any]] = []
     turns = sum(map(_is_thoughtless, messages[:-1]))
     if management.edit(ClearThinking) is not None and turns:
@@ -180,7 +180,7 @@ MAX_BLOCKS = 4_096  # per document
 
 
 class CacheControl(Fields):
-    """Cache breakpoint. A `ttl` of an hour pins the prompt before it on disk."""
+    """Cache breakpoint. With a `ttl` of one hour, the prompt up to the breakpoint is pinned on disk."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -502,7 +502,7 @@ WITHIN_MESSAGE: Notes = {
     "strict": works(
         "true: enforce the schema of the tool's arguments; if a call is required, the schemas of all tools are enforced"
     ),
-    "type": inert("in tools: `custom`", "only tools of your own (type custom) can be called"),
+    "type": inert("in tools: `custom`", "only your own tools (type custom) can be called"),
     "citations": works(
         "in documents and search results: with `enabled`, the answer quotes them verbatim; every citation is verified"
     ),

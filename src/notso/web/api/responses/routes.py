@@ -49,8 +49,8 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @stored_router.get("/v1/responses/{response_id}", dependencies=[GUARDED])
 async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
-    """Return a stored response, or a background response so far. With `stream`, stream the events after
-    number `starting_after`."""
+    """Return a stored response, or the current state of a background response. With `stream`, stream the events
+    after number `starting_after`."""
     query, headers = _query(request, services, ("stream", "starting_after"))
     streams, start = query.get("stream", "false"), query.get("starting_after")
     if streams not in ("true", "false"):
@@ -86,7 +86,7 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
 
 @stored_router.get("/v1/responses/{response_id}/input_items", dependencies=[GUARDED])
 async def input_items(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
-    """List the input items of a response, latest first, without those of the response it continues."""
+    """List the input items of a response, latest first, without the items of the response that it continues."""
     query, headers = _query(request, services, ("limit", "order", "after"))
     running = _running(services, owner, response_id)
     serializer = running.serializer if running is not None else None
@@ -102,7 +102,7 @@ async def input_items(request: Request, services: Services, owner: Owner, respon
 
 @stored_router.post("/v1/responses/{response_id}/cancel", dependencies=[GUARDED])
 async def cancel(services: Services, owner: Owner, response_id: str) -> Response:
-    """Stop a background response, keeping its text. No effect after its end."""
+    """Stop a background response and keep its text. A response that has ended stays unchanged."""
     running = _running(services, owner, response_id)
     if running is not None:
         running.running.stop(by_asker=True)

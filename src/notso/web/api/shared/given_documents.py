@@ -137,7 +137,7 @@ async def read_body_with_files(
 
 
 def openai_files(body: Mapping[str, Any]) -> Iterator[GivenFile]:
-    """Yield the files in the messages of an OpenAI request, which may be invalid."""
+    """Yield the files in the messages of an OpenAI request that has not been validated yet."""
     for _, param, file in _file_parts(body):
         yield _given(file, param)
 

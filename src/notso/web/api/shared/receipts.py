@@ -52,8 +52,8 @@ class ReceiptSerializer:
         self._submissions = submissions
         self._form = form
         self._records = [TokenRecord(each.options.replay) for each in submissions]
-        # Frames of the latest `end` event. They are held back, because the last frame of the stream gets the receipts,
-        # and it may be one of these.
+        # Frames of the latest `end` event. They are held back, because one of them may be the last frame of the stream,
+        # to which the receipts are added.
         self._held: list[bytes] = []
         self._receipts: Any = None
 

@@ -68,10 +68,10 @@ def conversation(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Row 
 
 
 def preferences(whole: WholeChat, documents_of: DocumentsOf = _none_of) -> Iterator[Row]:
-    """Pair the preferred answer to each question with each of its other finished answers.
+    """Pair the preferred answer to each question with each other finished answer to the question.
 
     The preferred answer is the edited one, or else the one rated highest, the shown one, or the newest. A question is
-    skipped if that answer is rated down and not edited.
+    skipped if its preferred answer is rated down and not edited.
     """
     shown = {each.message.id for each in shown_path(whole.messages, whole.chat.chosen_root)}
     for question in (message for message in whole.messages if message.role == "user"):

@@ -190,7 +190,7 @@ class Reader:
             yield "openai", self._openai({"messages": listed})
 
     def _read(self, read: Callable[[JSON, Reader], JSON], document: JSON) -> Iterator[tuple[Kind, JSON]]:
-        # Count an unreadable chat instead of failing, because the file may contain hundreds of others.
+        # Count an unreadable chat instead of failing, because the file may contain hundreds of other chats.
         if _nodes_in(document) > MAX_NODES:
             raise Unreadable("import_too_much", what=f"a chat of more than {MAX_NODES:,} messages")
         before = Counter(self.left_out)
@@ -262,7 +262,7 @@ class Reader:
             self.leave_out(node, name, kind_of(name))
 
     def leave_out(self, node: Node, name: Any, kind: str) -> None:
-        """Count a picture or file. Its name replaces the text of a question that has none."""
+        """Count a picture or file. If a question has no text, this name is used as its text."""
         self.left_out[kind] += 1
         if node.role == "user":
             label = " ".join(self.text(name).split())[:MAX_NAME] or {"pictures": "picture"}.get(kind, "file")

@@ -37,7 +37,7 @@ NO_SCRIPTS = (
     "default-src 'none'; style-src 'self'; img-src 'self'; font-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-"""Policy for plugins' pages. It excludes even our own scripts, which markup on an untrusted page could trigger."""
+"""Content security policy for plugins' pages. It blocks even notso's own scripts, which a plugin could misuse."""
 MEDIA_TYPES = ("text/html", "text/plain", "text/csv", "application/json")
 
 
@@ -240,7 +240,7 @@ async def _show(request: Request, services: ChatServices, owner: str, chat: Chat
 def _costs(
     engine: ChatEngine, tools: Sequence[ChatTool], chosen: Sequence[ChatTool], thinking: bool, day: date
 ) -> dict[str, int]:
-    # Returns the cost in tokens by tool name, and that of all chosen tools under ''.
+    # Returns the cost of each tool in tokens, by name, and the cost of all chosen tools together under ''.
     question = (Message("user", ""),)
 
     def count(some: Sequence[ChatTool]) -> int:

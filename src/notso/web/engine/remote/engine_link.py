@@ -238,7 +238,7 @@ class EngineLink:
                 raise EngineError(f"{self.name} sent too much data")
             if time.monotonic() > ends:
                 raise TimeoutError
-        response.close()  # read1 leaves the response open, and the connection accepts no request before it is closed
+        response.close()  # read1 does not, and the connection accepts no new request while a response is open
         self._require_taken(response)
         return bytes(told)
 
@@ -377,7 +377,7 @@ class EngineLink:
             self._when_changed()
 
     def _note_trouble(self, trouble: str, is_lost: bool) -> None:
-        # While the stream is only interrupted (up to LOST_SECONDS), neither log nor report it.
+        # An interruption of the stream is logged and reported only if it lasts for LOST_SECONDS.
         was_up = self.is_up
         if trouble != self.trouble and (is_lost or not was_up):
             logger.warning("%s", trouble)

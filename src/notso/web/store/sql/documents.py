@@ -359,7 +359,7 @@ def index_again(db: Database, document_id: str) -> None:
 def confirmed(db: Database, owner: str, message: StoredMessage) -> StoredMessage:
     """Return an answer with verified citations.
 
-    A citation is marked as being in no document if the owner may not read the document or its text differs.
+    A citation is marked as being in no document if the owner may not read the document, or its text has changed.
     """
     if not message.citations:
         return message
