@@ -116,7 +116,7 @@ ARCHIVES: dict[str, Trap] = {
     "xz": ("a.txt", lambda: b"\xfd7zXZ\0" + bytes(100), "is a compressed file, which cannot be read"),
     "7z": ("a.pdf", lambda: b"7z\xbc\xaf\x27\x1c" + bytes(100), "is a compressed file, which cannot be read"),
     "rar": ("a.txt", lambda: b"Rar!\x1a\x07" + bytes(100), "is a compressed file, which cannot be read"),
-    "tar": ("a.txt", lambda: b"name" + bytes(253) + b"ustar\0" + bytes(300), "is neither text nor of another kind"),
+    "tar": ("a.txt", lambda: b"name" + bytes(253) + b"ustar\0" + bytes(300), "is neither text nor any other kind"),
 }
 XML: dict[str, Trap] = {
     "billion laughs": (
@@ -308,8 +308,8 @@ PDFS: dict[str, Trap] = {
 TEXTS: dict[str, Trap] = {
     "nothing": ("a.txt", lambda: b"", "is empty"),
     "blanks": ("a.txt", lambda: b" \n\t " * 100, "is empty"),
-    "NULs": ("a.txt", lambda: b"a\0b\0\0\0c", "is neither text nor of another kind that can be read"),
-    "noise": ("a.bin", lambda: zlib.compress(bytes(range(256)) * 9), "is neither text nor of"),
+    "NULs": ("a.txt", lambda: b"a\0b\0\0\0c", "is neither text nor any other kind of file that can be read"),
+    "noise": ("a.bin", lambda: zlib.compress(bytes(range(256)) * 9), "is neither text nor any"),
     "half of UTF-16": ("a.txt", lambda: b"\xff\xfea\0b", "is damaged: it is not valid UTF-16"),
     "lone surrogates": ("a.txt", lambda: b"safe \xed\xa0\x80", ""),
     "reversed text": ("a.txt", lambda: "safe \u202egpj.exe\u2066\U000e0041".encode(), ""),

@@ -136,7 +136,7 @@ class Tally:
 
 
 class Member:
-    # An engine on a Ray worker. Ray Data calls it with the requests of one task at a time.
+    # An engine on a Ray worker. Ray Data calls it once per task, with the requests of that task.
     def __init__(self, **chosen: Any) -> None:
         self._engine = engines.open_engine(chosen.pop("model"), chosen.pop("context_tokens"), **chosen, silent=True)
 
@@ -148,7 +148,7 @@ class Member:
 
 
 class _Share:
-    # Source and sink of the BatchRun of one task.
+    # Provides the requests of one Ray task to a BatchRun and collects the answers.
     def __init__(self, lines: list[RequestLine]) -> None:
         self._lines = lines
         self.ids = {line.id for line in lines}

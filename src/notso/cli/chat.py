@@ -101,7 +101,7 @@ def _handle(conversation: Conversation, text: str) -> bool:
 
     outcome = Outcome(question=text)
     try:
-        # A message that begins with a slash is entered with two slashes.
+        # To send a message that begins with a slash, the user types two slashes.
         if text.startswith("//"):
             outcome = Outcome(question=text[1:])
         elif text.startswith("/"):

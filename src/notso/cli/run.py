@@ -192,7 +192,7 @@ def _grammar(path: Path) -> Grammar:
 
 
 def _valid(text: str, name: str) -> str:
-    # Python decodes bytes of an argument that are not UTF-8 to surrogates, which cannot be encoded.
+    # Python decodes invalid UTF-8 in an argument to surrogates, which cannot be encoded.
     try:
         text.encode()
     except UnicodeEncodeError:

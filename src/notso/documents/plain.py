@@ -37,7 +37,7 @@ def decoded(data: bytes, declares: bool = False) -> tuple[str, str]:
                 return _textual(data.decode(encoding)), ""
             except UnicodeDecodeError:
                 raise UnreadableError(
-                    f"is damaged: it is not valid {shown}, although it begins with its byte order mark",
+                    f"is damaged: it begins with the {shown} byte order mark, but is not valid {shown}",
                     "document_damaged",
                 ) from None
     if declares and (named := _DECLARED.search(data[:4096])):
@@ -62,7 +62,7 @@ def decoded(data: bytes, declares: bool = False) -> tuple[str, str]:
 def _textual(text: str) -> str:
     sample = text[:_SAMPLE]
     if "\0" in sample or len(_UNTEXTUAL.findall(sample)) > MAX_UNTEXTUAL_SHARE * len(sample):
-        raise UnreadableError("is neither text nor of another kind that can be read", "document_not_text")
+        raise UnreadableError("is neither text nor any other kind of file that can be read", "document_not_text")
     return text
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 if sys.platform == "darwin":
     _F_RDADVISE = 44  # sys/fcntl.h
 
-LONGEST_READ_AHEAD = (1 << 31) - 1  # maximum number of bytes: macOS stores it in a C int
+LONGEST_READ_AHEAD = (1 << 31) - 1  # in bytes; macOS stores the length in a C int
 
 
 def lock(descriptor: int) -> None:

@@ -26,7 +26,7 @@ class Shared:
     model_registry: ModelRegistry | None = None  # None if the server has a single model
     accounts: Accounts | None = None  # usage accounting; None for a single user
     large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))  # large bodies and prompts
-    leases: Leases | None = None  # sends heartbeats to the database; `leases.failing` while they fail
+    leases: Leases | None = None  # sends heartbeats to the database; `leases.failing` is true while they fail
     # Queue for page forms, separate from `large_work` so that API requests do not delay pages.
     forms: WorkLine = field(default_factory=lambda: WorkLine("notso-form"))
     exchange: Exchange = field(default_factory=Alone)  # messages between servers that share the database

@@ -14,7 +14,7 @@ from notso.qtensor.formats import TILE_POSITIONS, Format, KVFormat
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
 
-# Numbers of rows: one, few and many, for which kernels may differ.
+# Numbers of rows: one, few and many. Backends may use a different kernel for each.
 ROWS = (1, 5, 33)
 
 OUTPUTS, INPUTS = 96, 512

@@ -1,8 +1,8 @@
 """KV formats of 8 bits or less and attention over them, bit-identical to the kernels.
 
 A head's vector is rotated, and each of its values is rounded to a level (an integer in -127..127) times the vector's
-half-precision scale. With 8 bits, every integer is a level; formats with fewer bits have a table of levels fitted to a
-Gaussian (Lloyd 1957, Max 1960).
+half-precision scale. With 8 bits, every integer in this range is a level; formats with fewer bits have a table of
+levels fitted to a Gaussian (Lloyd 1957, Max 1960).
 
 Blocks hold 128 positions, packed as native/cache_format.h defines. Shapes: L rows, S positions, H query heads, KH
 key-value heads, D head size.
@@ -76,8 +76,8 @@ def _to_bytes(x: Floats) -> Rounded:
 
 def _to_levels(x: Floats, bits: int) -> Rounded:
     # Rounds to the nearest levels of the table, scaled to the standard deviation of x. With
-    # scale = half(sum x^2 / sum x level), the dot product of x and its rounded vector equals that of x and x, so
-    # rounding does not bias scores.
+    # scale = sum x^2 / sum x level, the dot product of x and its rounded vector equals the dot product of x with
+    # itself, so rounding does not bias scores. The scale is stored in half precision.
     table = np.array(LEVELS[bits], np.float32)
     squares = fold16_chain(x, x)
     size = np.float32(x.shape[-1])
@@ -204,7 +204,7 @@ def take_halves(block: Bytes, kv_heads: int, head_dim: int) -> tuple[Floats, Flo
 
 
 def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[Any], tables: npt.NDArray[Any]) -> None:
-    """Write row i of k and v (L, KH, D) to positions[i]; tables[i] is its sequence's block table."""
+    """Write row i of k and v (L, KH, D) to positions[i]; tables[i] is the block table of the row's sequence."""
     kv_heads, dim = k.shape[1:]
     for row, (p, table) in enumerate(zip(positions, tables, strict=True)):
         run, place = divmod(table[p // TILE], pool.shape[2])

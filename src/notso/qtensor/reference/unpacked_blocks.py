@@ -4,8 +4,8 @@ This is the numpy reference for `native/kernels/portable/unpacked_blocks.h`. Arr
 uint8. Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 
 Grids (the lookup tables of the IQ formats) are packed as in `native/kernels/portable/grid_codes.h`; a test compares
-both. A row of a grid consists of eight 2-bit indices (IQ1, IQ2) or four 4-bit indices (IQ3) into the format's levels,
-which are in ascending order. Source: ggml's `ggml-common.h`.
+the two copies. A row of a grid consists of eight 2-bit indices (IQ1, IQ2) or four 4-bit indices (IQ3) into the format's
+levels, which are in ascending order. Source: ggml's `ggml-common.h`.
 """
 
 from __future__ import annotations
@@ -193,18 +193,18 @@ def _without_mins(d: Floats, scales: Integers, q: Integers) -> Unpacked256:
 
 
 def _nibbles(qs: Bytes) -> Integers:
-    # (n, 16 * runs) -> (n, 32 * runs): for each sixteen bytes, first their low nibbles, then their high ones.
+    # (n, 16 * runs) -> (n, 32 * runs): for every 16 bytes, first their low nibbles, then their high nibbles.
     runs = qs.reshape(len(qs), -1, 1, 16).astype(np.int32)
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
 
 
 def _pairs(qs: Bytes) -> Integers:
-    # (n, 64) -> (n, 256): for each 32 bytes, first the lowest two bits of all, then the next two, and so on.
+    # (n, 64) -> (n, 256): for every 32 bytes, first the lowest two bits of each byte, then the next two, and so on.
     return (qs.reshape(-1, 2, 1, 32).astype(np.int32) >> 2 * np.arange(4)[:, None] & 3).reshape(len(qs), 256)
 
 
 def _nibble_pairs(b: Bytes) -> Integers:
-    # (n, k) -> (n, 2 * k): for each byte, its low nibble, then its high one.
+    # (n, k) -> (n, 2 * k): for each byte, its low nibble, then its high nibble.
     return np.stack([b & 15, b >> 4], axis=2).reshape(len(b), -1).astype(np.int32)
 
 
@@ -365,7 +365,7 @@ UNPACK_32: dict[Format, Callable[[Bytes], Unpacked32]] = {
 
 
 def numbers_of(format: Format, b: Bytes) -> Floats:
-    """Return float32 values, rounded once per operation."""
+    """Return the dequantized values as float32, rounded after every operation."""
     if format in UNPACK_32:
         small = UNPACK_32[format](b)
         numbers: Floats = small.d[:, None] * small.q.astype(np.float32)

@@ -35,7 +35,7 @@ def quantize(
 ) -> int:
     """Quantize a float GGUF file or Hugging Face folder to `out`; return the size of its tensors in bytes.
 
-    The file is reproducible.
+    The same arguments always give the same file.
     text: name and content of a text on which to measure importance (see importance.py).
 
     Raises ModelFileError, GGUFError or SafetensorsError for an unsupported source, InvalidRequestError for an unknown

@@ -124,9 +124,9 @@ class Engine:
         self._context_tokens = plan.context_tokens
         self._closed = False
         self._digest = ModelDigest(file)
-        # The order matters: components use earlier components. None of them refers to the engine, which would otherwise
-        # never be freed, because the finalizer refers to the components. Device memory is allocated before
-        # threads and folders are created, so that a failed allocation leaves nothing to clean up.
+        # The order matters, because components use earlier components. No component refers to the engine: the finalizer
+        # refers to the components, so such a reference would keep the engine from being freed. Device memory is
+        # allocated before threads and folders are created, so that a failed allocation leaves nothing to clean up.
         signal, latency = WorkSignal(), StepLatency()
         self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
         cache = KVCache(
@@ -270,7 +270,7 @@ class Engine:
             self._offload.evict(conversation)
 
     def reading(self, name: str, *, scope: str | None = None, owner: str = "") -> StoredReading:
-        """Return the size on disk of a scope's or owner's reading (pinned prompt prefix) `name`."""
+        """Return the size on disk of the reading (pinned prompt prefix) `name` of a scope or an owner."""
         self._require_open()
         if self._offload is None:
             return StoredReading(0, 0)
@@ -368,7 +368,7 @@ class Engine:
         sealed: bool = False,
     ) -> Mapping[str, Any]:
         """Return the receipt of an earlier answer (see docs/api.md). `params` must have the answer's seed, and
-        `options.replay` its tokens.
+        `options.replay` the answer's tokens.
 
         sealed: include hashes instead of token ids. The first receipt reads the whole model file. Raises the same
         errors as `submit`.
@@ -384,8 +384,9 @@ class Engine:
     def check_receipt(self, receipt: Mapping[str, Any], transcript: Mapping[str, Any] | None = None) -> ReceiptCheck:
         """Prefill a receipt's prompt and answer, and sample every token again.
 
-        transcript: an open receipt of the answer, required for a sealed one. Raises InvalidRequestError for a receipt
-        that is malformed, was changed, or belongs to another model, adapter or arithmetic; `param` names the part.
+        transcript: an open receipt of the answer, required if `receipt` is sealed. Raises InvalidRequestError for a
+        receipt that is malformed, was changed, or belongs to another model, adapter or arithmetic; `param` names the
+        part.
         """
         self._require_open()
         try:
@@ -434,7 +435,7 @@ class Engine:
         options: RequestOptions | None = None,
         **settings: Unpack[AnswerSettings],
     ) -> Completion:
-        """Return the whole answer to `messages`: a string (one user message), messages, or mappings in OpenAI's form.
+        """Return the whole answer. `messages`: a string (one user message), messages, or mappings as in OpenAI's API.
 
         Keyword arguments are fields of SamplingParams and RequestOptions, and take precedence over `params` and
         `options`. Raises EngineError for a failed answer, InvalidRequestError, ContextLengthError, TemplateError, and
@@ -505,7 +506,7 @@ class Engine:
     def embed(
         self, texts: str | Sequence[str], *, owner: str = "", adapter: str | None = None, priority: Priority = "api"
     ) -> Floats:
-        """Return embeddings (texts, hidden) float32 of norm 1: the mean of each text's last hidden states.
+        """Return embeddings (texts, hidden) float32: the mean of each text's last hidden states, scaled to norm 1.
 
         SmolLM3 was not trained for embeddings; embedding models give better search results. Raises
         InvalidRequestError, ContextLengthError or EngineError.
@@ -553,7 +554,9 @@ class Engine:
     def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
-        """Prefill an unsent prompt while idle. It replaces the owner's previous one. Nothing is written to disk.
+        """Prefill an unsent prompt while the engine is idle, in place of the owner's previous unsent prompt.
+
+        Nothing is written to disk.
 
         Raises the same errors as `submit`.
         """
@@ -577,8 +580,8 @@ class Engine:
         """Submit a request at the first iteration, and yield its events.
 
         The answer stops when the iterator is closed or `cancelled()` is true (polled fifty times a second). A string is
-        continued, not answered, with a FutureWarning; use `chat`, `stream` or `continue_text` instead. If the model
-        ends the string immediately, InvalidRequestError is raised.
+        continued, not answered, which causes a FutureWarning; use `chat`, `stream` or `continue_text` instead. If the
+        model ends the string immediately, InvalidRequestError is raised.
         """
         request = self._request(messages, params, options)
         events = self._events(request, cancelled or (lambda: False))

@@ -46,7 +46,7 @@ LARGE_CACHE_BYTES = 64 * MIB
 
 CONTEXT_STEP_TOKENS = 1024  # automatically chosen contexts are multiples of this
 CONTEXT_FLOOR_TOKENS = 2048  # smallest automatically chosen context
-K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits, or f16 with `fine_weights`
+K8V8_UP_TO_TOKENS = 32_768  # longest context for which "auto" prefers 8 bits, or f16 if weights have 8 bits or more
 _QUANTIZED_ROW = 292 / 256  # bytes per activation, once quantized for the integer kernels
 _LADDER: tuple[KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
 _FINE_LADDER: tuple[KVFormat, KVFormat] = ("f16", "k8v8")
@@ -93,8 +93,8 @@ def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
 
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
     """Return the maximum rows of a step."""
-    # With contexts beyond the trained length, memory is scarce. Smaller steps need less, and are hardly slower, because
-    # attention takes most of the time.
+    # With contexts beyond the trained length, memory is scarce. Smaller steps need less of it, and are hardly slower,
+    # because attention takes most of the time.
     return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)
 
 

@@ -91,7 +91,7 @@ def receipt_of(request: Request, options: RequestOptions, facts: Mapping[str, An
 
 
 def sealed(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sealed form of an open receipt, which does not contain the conversation."""
+    """Return a sealed receipt: the open receipt without the conversation."""
     record = {name: value for name, value in receipt.items() if name != "digest"} | {"form": "sealed"}
     for part in ("prompt", "options", "answer"):
         record[part] = {name: value for name, value in record[part].items() if name not in _SEALED}

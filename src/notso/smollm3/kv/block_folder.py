@@ -39,7 +39,7 @@ from notso.smollm3.scheduling.block_pool import outlives
 from notso.system.files import lock, sync_folder
 
 MAGIC = b"NOTSO-C1"
-# The log is rewritten when it has more than 2 n + MOST_WASTE records, where n is the number needed.
+# The log is rewritten when it has more than 2 n + MOST_WASTE records, where n is the number of records still needed.
 MOST_WASTE = 1024
 
 _RECORD = struct.Struct("=8s8s16s8sI")
@@ -116,7 +116,7 @@ class ConversationLog:
         self._of.pop(name, None)
 
     def evict(self, conversation: bytes) -> list[BlockName]:
-        """Remove a conversation or reading; return the files that belong to no other."""
+        """Remove a conversation or reading; return the files that belong to no other conversation or reading."""
         left = []
         for name, conversations in list(self._of.items()):
             if conversation in conversations:
@@ -209,7 +209,7 @@ class BlockFolder:
         return self._versions.get(name.model)
 
     def adopt(self, cache_versions: Iterable[bytes]) -> None:
-        """Use the blocks of these cache versions, which are interchangeable, and of no others."""
+        """Use only the blocks of these cache versions, which are interchangeable."""
         with self.lock:
             self._versions = {BlockName.model_of(each): each for each in cache_versions}
             files = list(self.files.items())
@@ -218,7 +218,7 @@ class BlockFolder:
                 self.add(BlockName.parse(text), size)
 
     def open(self) -> None:
-        """Scan the folder, and become its writer unless another engine is. Raises OSError."""
+        """Scan the folder, and become its writer unless another engine is the writer. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.chmod(0o700)
         self._scan(sweep=self._owner.acquire())
@@ -278,7 +278,7 @@ class BlockFolder:
         self.log.drop(name)
 
     def unlink(self, text: str, *, at_once: bool = False) -> None:
-        """Remove a file from the index, and from disk if this is the writer or `at_once`."""
+        """Remove a file from the index, and from disk if this engine is the writer or `at_once` is true."""
         with self.lock:
             self._remove(text)
         if self._owner.is_held or at_once:
@@ -288,7 +288,7 @@ class BlockFolder:
                 _log.debug("%s could not be removed: %s", text, error)
 
     def look_again(self) -> None:
-        """Become the writer if the previous one has ended, or rescan; at most once per interval."""
+        """Become the writer if the previous writer has ended; otherwise, rescan. At most once per LOOK_AGAIN_S."""
         now = time.monotonic()
         if self.is_writer or now - self._looked < LOOK_AGAIN_S:
             return

@@ -52,7 +52,7 @@ class _Entry:
 
 
 class IdentityWorker:
-    """Identifies one open file; computes its digest in a thread unless it is stored."""
+    """Identifies one open file; computes its digest in a thread unless the digest is stored."""
 
     def __init__(self, file: GGUFFile, folder: Path) -> None:
         self._path = file.path

@@ -75,7 +75,7 @@ class InputBatch:
         return part
 
     def sampled(self) -> InputBatch:
-        """Return an InputBatch of the sampled rows. It shares the arrays of this one; its `x` is `last`."""
+        """Return an InputBatch of the sampled rows. It shares this batch's arrays; its `x` is this batch's `last`."""
         count = self.sampled_rows.shape[0]
         step = self.part(count, count)
         step.positions, step.sequences, step.row_numbers = (

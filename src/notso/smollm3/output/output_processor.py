@@ -118,7 +118,7 @@ class OutputProcessor:
         min_tokens: int = 0,
     ) -> None:
         # goes_on: the prompt ends with the beginning of the answer.
-        # is_plain: tags of reasoning are treated as text.
+        # is_plain: reasoning tags are treated as text.
         # one_call: the answer ends after its first tool call.
         # is_structured: a grammar constrains the answer, which starts only when `begin` is called.
         # calls_are_held: a grammar guarantees valid tool calls, so their arguments can be streamed.
@@ -137,8 +137,9 @@ class OutputProcessor:
         self._calls = ToolCallParser(calls_are_held, offered) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
-        # Each log probability is emitted once, with the first shown character of its token. Those of hidden tokens
-        # (tags, tool calls, stop strings) are emitted with the next shown text, or stay in `untold` if there is none.
+        # Each log probability is emitted once, with the first shown character of its token. Entries of
+        # hidden tokens (tags, tool calls, stop strings) are emitted with the next shown text, or stay in `untold` if no
+        # text follows.
         self._decoded, self._text_alignment = LogprobAlignment(), LogprobAlignment()
         self.finish_reason: FinishReason | None = None
         self.tokens = 0

@@ -14,7 +14,7 @@ from notso.smollm3.values.sampling_params import SamplingParams
 # return in bounded time and raise only NotsoErrors.
 RowFunction = Callable[[memoryview, memoryview], bytes]
 
-FindProcessor = Callable[[str], RowFunction | None]  # returns the processor with a name, or None
+FindProcessor = Callable[[str], RowFunction | None]  # returns the processor of this name, or None
 
 
 class LogitsProcessors:
@@ -37,7 +37,7 @@ class LogitsProcessors:
 
 
 def logits_processors_for(names: Sequence[str], find: FindProcessor | None) -> LogitsProcessors | None:
-    """Return the named processors, or None without names. Raises InvalidRequestError."""
+    """Return the named processors, or None if there are no names. Raises InvalidRequestError."""
     functions = []
     for name in names:
         function = find(name) if find is not None else None

@@ -1,4 +1,6 @@
-"""Files with the places of long texts (see quote_index), so that a restart does not require indexing them again.
+"""Files that store the places of long texts, so that the texts need not be indexed again after a restart.
+
+Places are the sorted positions at which a quotation can start (see quote_index).
 
 A file belongs to a pinned reading (a named prompt prefix, see block_pool) that contains the text, and is removed with
 this reading. Its name contains a digest of everything that the places depend on. The file does not contain the text,
@@ -32,14 +34,14 @@ HEAD_BYTES = len(MAGIC) + DIGEST_BYTES
 
 
 class QuoteIndexFiles:
-    """Index files in a private folder, which processes can share. Disk errors cost only time."""
+    """Index files in a private folder, which processes can share. After a disk error, an index is built again."""
 
     def __init__(self, folder: Path, budget_bytes: int = BUDGET_BYTES) -> None:
         self._folder = folder
         self._budget_bytes = budget_bytes
 
     def places(self, reading: bytes, digest: bytes, size: int, make: Callable[[], Places]) -> Places:
-        """Return the places of a text of `size` bytes from its file, or from `make`, and store them."""
+        """Return the places of a text of `size` bytes from its file, or call `make` and store the result."""
         path = self._folder / f"{reading.hex()}-{digest.hex()[:32]}"
         known = _read(path, size)
         if known is not None:

@@ -46,7 +46,7 @@ MAX_PENALTY = 1e30  # finite, so that some token remains eligible
 
 @dataclass(frozen=True, slots=True)
 class Breakers:
-    """Tokens that contain a sequence breaker; and token sequences that do, by their last token."""
+    """Tokens that contain a sequence breaker, and token sequences that contain one, keyed by their last token."""
 
     single: frozenset[int] = frozenset()
     sequences: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class SequenceBreakers:
     """Finds the tokens of sequence breakers in one vocabulary. Thread-safe."""
 
     # As in llama.cpp (`get_overlapping_token_sequences`), a breaker's text is found in two forms: within one token, or
-    # split, as a token that ends with the beginning of the text, followed by the usual tokens of its rest.
+    # split, as a token that ends with the beginning of the text, followed by the usual tokens of the rest.
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
@@ -277,7 +277,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 class Sampler:
     """Deterministic sampler of one sequence with a 64-bit seed.
 
-    Raises InvalidRequestError for logit_bias ids beyond `vocab_size`. If `vocab_size` is None, `sample` raises it.
+    Raises InvalidRequestError for logit_bias ids beyond `vocab_size`; without `vocab_size`, `sample` raises this error.
     """
 
     def __init__(
@@ -408,8 +408,8 @@ class Sampler:
         return scaled
 
     def _candidates(self, weights: Floats, nucleus_sum: float, bound: float) -> Indices | None:
-        # Returns ascending ids that include all tokens that pass the filters, or None if there are too many of them or
-        # some may have weights up to `bound`.
+        # Returns ascending ids that include all tokens that pass the filters, or None if there are too many, or
+        # if unlisted tokens, whose weights are below `bound`, might be among them.
         top_k, top_p, min_p = self.params.top_k, self.params.top_p, self.params.min_p
         # Tokens below min_p are not candidates, unless top_p needs the total weight of all tokens that pass top_k.
         lowest = max(min_p, _LEAST_WEIGHT) if not top_k or top_p >= 1.0 else _LEAST_WEIGHT

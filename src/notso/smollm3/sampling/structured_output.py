@@ -25,7 +25,7 @@ class FieldMask(Protocol):
     """Constraint on strings of JSON output, in addition to the grammar."""
 
     def narrow(self, allowed: npt.NDArray[np.bool_], logits: Floats) -> npt.NDArray[np.bool_]:
-        """Return the mask (V,) of the tokens in `allowed` that are permitted."""
+        """Return the mask (V,) `allowed` without the tokens that this constraint forbids."""
 
     def take(self, text: bytes) -> None: ...
 
@@ -114,7 +114,7 @@ class StructuredOutput:
         return least is not None and closing + least <= left <= closing + least + 1
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """Return whether the answer can end within `left` tokens after `token`, which is not masked."""
+        """Return whether the answer can end within `left` tokens after the unmasked `token`."""
         if self._matcher is None or in_reasoning or self._fields is not None:
             return True  # not checked with `fields`, because the search for endings ignores their constraint
         open_id, _ = self._tags
@@ -128,7 +128,7 @@ class StructuredOutput:
         return self._matcher.permits(token, left)
 
     def narrow(self, logits: Floats, token: int, left: int) -> Floats:
-        """Return logits (V,) from `restrict` without `token`, which is not permitted."""
+        """Return logits (V,) from `restrict` after also masking `token`, which `permits` has rejected."""
         ids = None if self._matcher is None else self._matcher.left_to_choose(token, left)
         if ids is None:
             logits[token] = -np.inf
@@ -168,8 +168,8 @@ class StructuredCalls(StructuredOutput):
     """Constrains only tool calls."""
 
     # A call starts with the token of its opening tag; tokens that would complete the tag in ordinary text are masked.
-    # started: beginning of the answer in the prompt. If it contains an unfinished call that violates the grammar,
-    # InvalidRequestError is raised if is_strict; otherwise this call is not constrained.
+    # started: beginning of the answer in the prompt. It may end with an unfinished call that violates the grammar: with
+    # is_strict, InvalidRequestError is raised; without is_strict, this call is not constrained.
     def __init__(
         self,
         tokenizer: Tokenizer,

@@ -207,7 +207,7 @@ class BlockPool:
             self._evict(block)
 
     def evict(self, conversation: bytes) -> None:
-        """Remove a conversation or reading, and the blocks that belong to no other."""
+        """Remove a conversation or reading, and the blocks that belong to no other conversation or reading."""
         for block, entry in enumerate(self._blocks):
             if conversation in entry.conversations:
                 entry.conversations.discard(conversation)
@@ -238,7 +238,7 @@ class BlockPool:
         self._windows[block] = self._free_windows.pop()
 
     def open_windows(self, blocks: Sequence[int], start: int, rows: int) -> None:
-        """Assign windows to the first block and the blocks that a step writes; free windows in between."""
+        """Assign windows to the first block and those that a step writes; free the windows of blocks in between."""
         if not self._has_windows:
             return
         first, last = start // BLOCK_TOKENS, (start + rows - 1) // BLOCK_TOKENS
@@ -283,7 +283,7 @@ NO_SALT = CacheSalt(b"")
 
 
 def cache_salt(adapter: bytes, owner: str, scope: str | None = None) -> CacheSalt:
-    """Return the salt of an owner's prompts that start with a prefix shared in `scope`; `adapter`: digest or empty."""
+    """Return the salt of an owner's prompts. `scope`: where their prefix is shared; `adapter`: digest or empty."""
     # Owners find only their own content, so the response time reveals nothing about others. The length byte separates
     # the adapter's digest from the owner's name.
     adapter = bytes([len(adapter)]) + adapter
@@ -307,7 +307,7 @@ def conversation_digest(owner: str, conversation: str | None) -> bytes:
 
 
 def reading_digest(owner: str, scope: str | None, reading: str) -> bytes:
-    """Return the digest of a reading. Its name is unique within the scope or, without one, the owner."""
+    """Return the digest of a reading. Its name is unique within the scope or, without a scope, among the owner's."""
     place = f"o {len(owner)} {owner}" if scope is None else f"s {len(scope)} {scope}"
     return _name_digest(f"{place} {reading}", _READING_BIT)
 
@@ -319,7 +319,7 @@ def outlives(left: Collection[bytes], evicted: bytes) -> bool:
 
 
 def is_reading(digest: bytes) -> bool:
-    """Return whether a digest is that of a reading."""
+    """Return whether a digest denotes a reading."""
     return bool(digest[0] & _READING_BIT)
 
 

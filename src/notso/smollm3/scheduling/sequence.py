@@ -115,7 +115,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class BlockLoad:
-    """Load from disk of block `hash` or, if `is_partial`, of the partial block after block `hash`."""
+    """Loading of block `hash` from disk or, if `is_partial`, of the partial block after block `hash`."""
 
     # The engine reports the outcome to `Scheduler.loaded` or `Scheduler.load_failed`.
     sequence: Sequence

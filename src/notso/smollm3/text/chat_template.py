@@ -200,8 +200,8 @@ class ChatTemplate:
     def _runs(
         self, conversation: _Conversation, day: date | None, check: bool = True
     ) -> tuple[list[Run], Iterator[str]]:
-        # With `check`, the second result yields the skeleton: the conversation, rendered with each character of its
-        # content replaced by "x".
+        # With `check`, the second result yields the skeleton: the conversation, rendered with "x" in place of each
+        # character of its content except whitespace and flags.
         if conversation.tools and "xml_tools" not in self.source:
             raise InvalidRequestError(
                 Sentence("this model's chat template does not support tools", "template_no_tools"), param="tools"

@@ -143,7 +143,8 @@ class Tokenizer:
 
     def check_length(self, texts: Iterable[str], most_tokens: int) -> None:
         """Raise ContextLengthError if texts certainly exceed the limit."""
-        # Huge texts are rejected here, because encoding them would take up to a second, and a hundred bytes per token.
+        # Huge texts are rejected here, because encoding them would take up to a second and use a hundred bytes
+        # of memory per token.
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > most_tokens * self.longest_bytes:
             raise ContextLengthError(-(-size // self.longest_bytes), most_tokens, at_least=True)

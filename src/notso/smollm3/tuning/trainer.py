@@ -123,8 +123,8 @@ def train(
     threads: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Outcome:
-    """Train in `folder`, resuming a run with the same `digest`. Raises TuningError if it contains another run, or
-    libraries are missing."""
+    """Train in `folder`, resuming a run with the same `digest`. Raises TuningError if the folder contains another
+    run, or if libraries are missing."""
     # load_base: takes a dtype and returns a transformers model. parameters: its number of parameters.
     require_libraries()
     import torch

@@ -141,7 +141,7 @@ class SamplingParams:
         help="Nucleus sampling (top-p).",
         high=1,
         above=True,
-        text="above 0 to 1; default 0.95",
+        text="more than 0, at most 1; default 0.95",
         openai={"top_p": "0 to 1; 0 is greedy; default 0.95"},
         gguf="top_p",
         page=OnPage(
@@ -272,8 +272,8 @@ class SamplingParams:
         help="Locally typical sampling; 1 is off.",
         high=1,
         above=True,
-        text="above 0 to 1; 1 is off",
-        openai={"typical_p": "above 0 to 1; 1 is off; applied after `top_k` and before `top_p`"},
+        text="more than 0, at most 1; 1 is off",
+        openai={"typical_p": "more than 0, at most 1; 1 is off; applied after `top_k` and before `top_p`"},
         **_OPENAI_AND_OLLAMA,
     )
     xtc_probability: float = _parameter(
@@ -446,6 +446,6 @@ def _integer(name: str, value: object, low: float, high: float) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    # NaN compares false with everything.
+    # NaN is rejected, too, because it compares false with everything.
     fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
     require(fits, name, f"a number from {low:g} to {high:g}")

@@ -70,7 +70,7 @@ class KeptHtml:
 
     async def _make(self, owner: str, stale: list[StoredMessage]) -> list[StoredMessage]:
         piece = await self._queue.run(owner, lambda: _piece(stale))
-        with contextlib.suppress(StorageError):  # messages that are not stored are rendered again when next shown
+        with contextlib.suppress(StorageError):  # messages whose HTML is not stored are rendered again when next shown
             await self._store.keep_html(owner, piece)
         return piece
 

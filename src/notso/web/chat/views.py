@@ -181,7 +181,7 @@ def announce(request: Request, services: ChatServices, owner: str, view: View) -
 
 def _just_ended(path: list[Shown]) -> bool:
     now_ms = time.time_ns() // 1_000_000
-    # An answer may end before its page connects to the stream. Treat it like one that ended while it was shown.
+    # An answer may end before its page connects to the stream. Treat it like an answer that ended while it was shown.
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 

@@ -36,9 +36,10 @@ address if they connect through a proxy or from this machine."""
 BACKLOG = 1024  # length of the kernel's queue of connections to be accepted
 COMING_IN_AT_ONCE = 32  # maximum connections being accepted at once; low, so that each can send before it is evicted
 RETRY_SECONDS = 0.002
-"""Pause after a failure to accept a connection. Each failure evicts at most half of the silent connections, and during
-the pause, the others can send. With a shorter pause, waiting clients are admitted sooner: at 10 ms, a client waited 500
-ms behind 400 silent ones. At 2 ms, a client that sends its request after 5 ms is still served."""
+"""Pause after a failure to accept a connection. Each failure evicts at most half of the connections whose clients have
+yet to send, and the remaining ones can send during the pause. With a shorter pause, waiting clients are admitted
+sooner: with 10 ms, a client waited 500 ms behind 400 silent clients. With 2 ms, a client that sends its request after 5
+ms is still served."""
 EPISODE_SECONDS = 60.0  # minimum interval between warnings about failures to accept
 
 
@@ -198,7 +199,7 @@ def connection_of(scope: Scope) -> ClientConnection | None:
 
 
 class Lane:
-    """Queue of pipelined requests. It starts one at a time, so that they do not delay ordinary requests."""
+    """Queue of pipelined requests. It starts one request at a time, so that they do not delay ordinary requests."""
 
     def __init__(self) -> None:
         self._waiting: deque[ClientConnection] = deque()
@@ -320,13 +321,13 @@ class ClientConnection(H11Protocol):
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Reset the connection and discard unsent data, including that in the kernel."""
+        """Reset the connection and discard unsent data, also in the kernel."""
         self._door.leave(self)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
         self.transport.abort()
 
     def _bound_what_the_system_holds(self) -> None:
-        # The kernel's timeout is twice the send timeout, so that the latter, which is logged, expires first.
+        # The kernel's timeout is twice the send timeout, so that the send timeout, which is logged, expires first.
         limit_unsent(self._socket, MAX_UNSENT_BYTES, int(2 * self._send_seconds))
 
     @property

@@ -78,7 +78,7 @@ FREE_BYTES = 64 * 1024
 their total."""
 
 FAIR_SECONDS = 2.0
-"""Time in which a body must arrive if other bodies wait for its memory. The largest import arrives in a tenth of it."""
+"""Time in which a body must arrive if others wait for its memory. The largest import needs a tenth of this time."""
 
 
 def available_bytes() -> int:
@@ -314,8 +314,8 @@ class RequestLimits:
 class InPieces:
     """Sends large response bodies in pieces and limits their total size.
 
-    Above the limit, it drops the connections that have been unread for the longest time, but never those that are
-    being read.
+    Above the limit, it drops connections, starting with the client that stopped reading earliest. Clients that are
+    reading keep their connections.
     """
 
     def __init__(self, app: ASGIApp) -> None:

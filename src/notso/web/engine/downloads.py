@@ -65,7 +65,7 @@ class Downloads:
         self._current: Download | None = None
         self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
-        # Callback `arrived` of a download that was requested again while stopping. It starts again after the stop.
+        # Callback `arrived` of a download that was requested again while stopping, and starts again after the stop.
         self._again: Callable[[], None] | None = None
 
     @property
@@ -174,7 +174,7 @@ class _Run:
 
 PATIENCE_SECONDS = 10.0
 """Maximum time for which a finished download waits for a busy event loop. Without the wait, the page might show the
-download as done before its model is loading."""
+download as done before its model starts loading."""
 
 
 def change_over(host: EngineHost, registry: ModelRegistry | None, file: KnownFile) -> Callable[[], None]:

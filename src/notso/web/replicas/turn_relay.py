@@ -50,7 +50,7 @@ class _Copy:
 
 
 class TurnRelay:
-    """Connects this replica's turns with other replicas. Use on the event loop."""
+    """Connects this replica's turns with other replicas. Use only on the event loop."""
 
     def __init__(self, exchange: Exchange, turns: Turns, feed: Feed, store: ChatStore) -> None:
         self._exchange = exchange
@@ -100,8 +100,8 @@ class TurnRelay:
         return True
 
     def _do(self, body: Body) -> None:
-        # Perform a user action that another replica received. All replicas receive it; only the one that runs the turn
-        # acts on it.
+        # Perform a user action that was sent to another replica. It is forwarded to all replicas, but only the replica
+        # that runs the turn acts on it.
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
             self._turns.stop_chat_here(more[0], name)

@@ -34,14 +34,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Number of rows in a table, and the sum of their SHA-256 digests, which does not depend on their order."""
+    """Number of rows in a table, and the sum of their SHA-256 digests, which does not depend on the rows' order."""
 
     table: str
     rows: int
     digest: str
 
 
-# Not copied: search indexes (each database builds its own), and leases on messages, batches and documents.
+# Search indexes (each database builds its own) and leases on messages, batches and documents are not copied.
 TABLES = (
     Table("chats", CHAT_COLUMNS, ("id",), CHAT_TRUTHS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),

@@ -143,7 +143,8 @@ class ApiRecords(Protocol):
     async def claim_open_response(self, holder: str, known: Sequence[str], now_ms: int) -> OpenResponse | None:
         """Lease the oldest response without a valid lease.
 
-        Also returns a response that this process has leased but that is not in `known`: an earlier result was lost.
+        Also returns a response that this process has leased but that is not in `known`: an earlier result may
+        not have reached the process.
         """
 
     async def leave_open_responses(self, holder: str) -> None:

@@ -1,4 +1,7 @@
-"""Trace of an answer: parameters and tokens of each engine request (run), so that another engine can continue it."""
+"""Trace of an answer: parameters and tokens of each engine request (run).
+
+With a trace, another engine can continue the answer.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Insertion of documents into prompts.
 
 Documents that fit in the context are inserted whole before the first question; this text is the "head" of the prompt.
-Otherwise, the passages that match the last question are inserted before it.
+Otherwise, the passages that match the last question are inserted before that question.
 
 In a project, the head consists of the project's documents and instructions, and documents attached to questions stay in
 the questions. A head is the same in every chat that begins with its documents, because everything that differs between
-chats comes after it. Its date is fixed, too: that of its first document. The engine therefore computes the head once
-and pins its KV cache.
+chats comes after it. Its date is fixed, too: it is the date of its first document. The engine therefore computes
+the head once and pins its KV cache.
 
 Files attached to a question are read from form fields and precede the question's text.
 """
@@ -37,7 +37,7 @@ LEAST_FREE_TOKENS = 2_048
 USUAL_CONTEXT_TOKENS = 8_192
 NOTHING_FOUND = "Nothing in {documents} mentions the words of this question."
 APART = "]]"
-"""Separates the passages of a source. It ends a quotation, so that none can span two passages."""
+"""Separates the passages of a source. It ends a quotation, so that no quotation can span two passages."""
 PASSAGES_FOLLOW = "Passages of {documents} that mention words of the question:"
 
 
@@ -47,7 +47,7 @@ class PromptDocuments:
 
     `head` precedes the first question, and `behind` follows the head. `scope` and `reading` (an id) identify the head's
     KV cache; `day` is its date. `texts`: documents attached to later questions, by id. `passages` precede the last
-    question. `instructions`: those of the project, if there is no head. `sources`: texts that the answer may quote.
+    question. `instructions`: project instructions, if there is no head. `sources`: texts that the answer may quote.
     """
 
     head: str = ""
@@ -237,7 +237,7 @@ def _with_neighbors(
 MAX_ATTACHMENTS = 8
 MAX_NAME_CHARACTERS = 120
 MAX_ATTACHMENT_BYTES = 200_000
-"""Maximum size of a file's text. The page checks the size of text files, the server that of files it parses."""
+"""Maximum size of a file's text. The page checks text files, and the server checks files that it parses."""
 
 
 def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:

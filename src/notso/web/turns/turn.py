@@ -24,9 +24,9 @@ class Turn:
     trace: AnswerTrace | None = None  # as stored
     log: TurnLog = field(default_factory=TurnLog)
     cancelled: bool = False  # whether generation must stop, for any reason
-    interrupted: bool = False  # whether it must stop because of a shutdown or a lost lease
-    is_taken_up: bool = False  # whether another process began it
-    is_left: bool = False  # whether another process will continue it
+    interrupted: bool = False  # whether generation must stop because of a shutdown or a lost lease
+    is_taken_up: bool = False  # whether another process began the turn
+    is_left: bool = False  # whether another process will continue the turn
 
     @property
     def id(self) -> str:

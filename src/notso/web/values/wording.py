@@ -194,7 +194,7 @@ def rate_of(per_second: float) -> str:
 
 
 def isolated(figure: str) -> str:
-    """Isolate a figure and its unit from the order of right-to-left text."""
+    """Isolate a figure and its unit from the direction of surrounding right-to-left text."""
     return f"\u2066{figure}\u2069" if language.get() in RIGHT_TO_LEFT else figure
 
 

@@ -17,9 +17,9 @@ class CPU:
 
     @classmethod
     def configured(cls, threads: int | None = None) -> CPU:
-        """Set the number of threads (None: one per physical core) and apply NOTSO_KERNELS and NOTSO_ATTENTION.
+        """Set the number of threads (None: one per physical core).
 
-        Raises KernelChoiceError.
+        The environment variables NOTSO_KERNELS and NOTSO_ATTENTION select the kernels. Raises KernelChoiceError.
         """
         kernel_choice.configure(threads)
         return cls()

@@ -8,7 +8,7 @@ Inside `with program.record():`, operations are not computed but captured, with 
 `program.run()` replays them with the arrays' current contents, in one native call without the interpreter lock.
 
 Letters in shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH heads of keys and values,
-D head dimension, S sequences, T tiles of a sequence, B blocks of the cache.
+D head dimension, S sequences, T tiles of a sequence, B blocks of the cache, M gathered rows.
 """
 
 from __future__ import annotations
@@ -124,12 +124,12 @@ def matmul_many(x: Floats, products: Sequence[tuple[Weight, Floats]], *, norm: R
 
 
 def matmul_add(x: Floats, weight: Weight, out: Floats) -> None:
-    """out = out + x @ weight.T, bit-identical to `matmul` and `add`."""
+    """out = out + x @ weight.T, bit-identical to `matmul` followed by `add`."""
     _matmul(x, [(weight, out)], None, _ADD)
 
 
 def matmul_gated(x: Floats, gate: Weight, up: Weight, out: Floats, *, norm: RMSNorm | None = None) -> None:
-    """out = silu(x @ gate.T) * (x @ up.T), bit-identical to `matmul_many` and `silu_mul`; gate and up (N, K)."""
+    """out = silu(x @ gate.T) * (x @ up.T), bit-identical to `matmul_many` followed by `silu_mul`; gate, up (N, K)."""
     _matmul(x, [(gate, out), (up, out)], norm, _GATED)
 
 
@@ -216,7 +216,8 @@ def store_key_values(
     """
     # With a format below 8 bits, each sequence's first and current tiles are also stored in 8 bits. `window` consists
     # of the block tables and the k8v8 pool of these tiles; the tables have the same shape as `tables`. A row is written
-    # to each pool whose table has a block for the row's tile (-1: no block). At least one of the pools must have one.
+    # to each pool whose table has a block for the row's tile (-1: no block). At least one of the two tables must have a
+    # block for this tile.
     _array("k", k, np.float32, 3)
     _array("v", v, np.float32, 3)
     _same("v", v.shape, k.shape)
@@ -242,11 +243,11 @@ def attention(
 ) -> None:
     """Write causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
 
-    Row i attends to positions 0..positions[i] of its sequence, which must have been stored.
+    Row i attends to positions 0..positions[i] of its sequence. They must already be stored.
     """
     # Query head h reads head h // (H / KH) of the keys and of the values. With a format below 8 bits, a row at position
     # p reads tiles 0 and p // 128 from the window pool (see `store_key_values`) and all other tiles from `pool`; the
-    # tables must have blocks for all of these.
+    # tables must have blocks for all tiles that are read.
     _array("q", q, np.float32, 3)
     _array("out", out, np.float32, 3, writeable=True)
     _same("out", out.shape, q.shape)

@@ -72,7 +72,7 @@ _PLAIN, _ADD, _GATED = 0, 1, 2  # how a product is combined with its output, num
 class CUDA:
     """GPU `number`. Raises DeviceError if it is unusable."""
 
-    # Calls of the device may raise DeviceMemoryError or DeviceLostError; after the latter, the backend is unusable.
+    # Methods may raise DeviceMemoryError or DeviceLostError. After a DeviceLostError, the backend is unusable.
     threads = 1
     has_weight_arena = False
 

@@ -33,7 +33,7 @@ CONTEXT = 1024  # upper bound on the length of a case
 FLOAT_ERROR = 0.02
 
 # Allowed error of quantized files: a constant for 8-bit activations, plus a term that halves with each additional bit
-# per weight. The measured errors of random weights are about half of this limit, from 0.06 in Q8_0 to 0.46 in Q4_0
+# per weight. The measured errors of random weights are below this limit, from 0.06 in Q8_0 to 0.46 in Q4_0
 # (tests/smollm3/diagnostics/test_goldens.py). Trained weights have smaller errors; an unrelated model has an error of
 # 1.4. The limit has not been tested with SmolLM3-3B.
 ROUNDED_ERROR, ERROR_AT_NO_BITS = 0.05, 12.0

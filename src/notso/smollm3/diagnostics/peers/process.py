@@ -1,4 +1,4 @@
-"""Control of a peer engine's process: start, tuning, measurement and termination."""
+"""Process of a peer, an engine that notso is compared with: start, tuning, measurement and termination."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Task: TypeAlias = tuple[str, int, int]
 
 
 class PeerProcess:
-    """A peer with a loaded model; each task runs in its fastest configuration."""
+    """A peer with a loaded model. Each task runs in the fastest configuration that `tune` found for it."""
 
     def __init__(self, name: str, model: Path, context_tokens: int, threads: int) -> None:
         """Load `model`, or NOTSO_OPENVINO_MODEL for openvino. Raises InvalidRequestError or EngineError."""
@@ -57,7 +57,7 @@ class PeerProcess:
         self._chosen: dict[Task, int] = {}
 
     def tune(self, tasks: Iterable[Task]) -> None:
-        """Choose each task's fastest configuration. Raises EngineError if all fail."""
+        """Choose each task's fastest configuration. Raises EngineError if a task fails in all configurations."""
         tasks = list(tasks)
         best: dict[Task, float] = {}
         for configuration in range(len(self.configurations)):

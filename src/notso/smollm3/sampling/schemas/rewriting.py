@@ -1,4 +1,4 @@
-"""Rewriting of a JSON schema with the few keywords that the library (llguidance) supports.
+"""Rewriting of a JSON schema in the few keywords that the library (llguidance) supports.
 
 The result never allows a value that the schema forbids. It allows fewer values than the schema where a grammar cannot
 express more: properties must be in the order of the schema, `contains` applies to the first few items, and
@@ -143,7 +143,10 @@ CONTAINED_WITHIN = 4
 
 
 def containing(item: Schema, least: int) -> Schema:
-    """Return a schema of arrays with `item` at one of the first positions or, if `least` > 1, at the first `least`."""
+    """Return a schema of arrays with `item` at one of the first positions.
+
+    If `least` > 1, `item` must be at all of the first `least` positions.
+    """
     places = [range(least)] if least > 1 else [range(at, at + 1) for at in range(CONTAINED_WITHIN)]
     arrays = (
         {
@@ -157,7 +160,7 @@ def containing(item: Schema, least: int) -> Schema:
 
 
 def plain_values(items: Schema) -> list[Any] | None:
-    """Return all possible values of `items`, or None if they are too many or include arrays or objects."""
+    """Return all possible values of `items`, or None if there are too many or some are arrays or objects."""
     if not isinstance(items, dict):
         return None
     if items == {"type": "boolean"}:
@@ -182,7 +185,10 @@ def _integers(items: dict[str, Any]) -> list[Any] | None:
 
 
 def arrangements(values: Sequence[Any], least: int, most: float) -> Schema | None:
-    """Return a schema of arrays of distinct `values`, in any order or only in the given order; None if too many."""
+    """Return a schema of arrays of distinct `values`, or None if there are too many.
+
+    If there are too many permutations, the arrays must have the given order.
+    """
     sizes = range(least, int(min(most, len(values))) + 1)
     for arrange in (itertools.permutations, itertools.combinations):
         if sum(math.comb(len(values), size) for size in sizes) > MAX_ARRANGEMENTS:
@@ -247,7 +253,7 @@ class SchemaRewriter:
         self._definitions: dict[str, Schema] = {}
         self._negation = Negation(self._definition, self._spend)
         self._declared: dict[int, dict[str, Schema]] = {}  # rewritten `properties`, except in conditions
-        self._left_open: dict[int, str] = {}  # pointers of `oneOf`s with overlaps, by id of the options
+        self._left_open: dict[int, str] = {}  # JSON pointers of `oneOf`s whose options may overlap, by id of the list
         self._conditions = 0
         self._automata: set[str] = set()  # patterns that needed an automaton
         self._steps = 0

@@ -88,7 +88,7 @@ class _Stream:
 
 
 class Session:
-    """The answers of one front end. They survive a broken connection. Use on the event loop."""
+    """The answers of one front end. They survive a broken connection. Use only on the event loop."""
 
     def __init__(self, among: FrontEnds) -> None:
         self._among = among
@@ -185,7 +185,7 @@ class Session:
             self._drop(number)
 
     def _line(self, stream: _Stream, **more: Any) -> bytes:
-        # Contains only news. Without news, the line is an empty object, which serves as a heartbeat.
+        # The line contains only changes. If nothing has changed, it is an empty object, which serves as a heartbeat.
         told: dict[str, Any] = dict(more)
         answers = {}
         for number, answer in self._answers.items():
@@ -229,7 +229,7 @@ class Session:
 
 
 class FrontEnds:
-    """Sessions of all front ends. Use on the event loop."""
+    """Sessions of all front ends. Use only on the event loop."""
 
     def __init__(self, services: ApiServices) -> None:
         self.services = services

@@ -164,7 +164,7 @@ LIBRARY_NAMES = {"smollm3": "smollm3-3b", "smollm3:3b": "smollm3-3b"}
 
 
 def plain_name(name: str | None, info: ModelInfo | None) -> str | None:
-    """Return the default model's name in the other APIs if `name` is an Ollama name of it, else `name`."""
+    """Return the default model's name in the other APIs if `name` is one of its Ollama names, else `name`."""
     if name is None:
         return None
     short = name.lower().removesuffix(LATEST)
@@ -199,7 +199,7 @@ async def heartbeat() -> Response:
 @discovery_router.get("/api/version", dependencies=[GUARDED])
 @discovery_router.head("/api/version", dependencies=[GUARDED])
 async def version() -> Response:
-    """Return the implemented version of Ollama's API and the server's own."""
+    """Return the implemented version of Ollama's API, and the server's own version."""
     return JSONResponse({"version": API_VERSION, "notso": release()})
 
 

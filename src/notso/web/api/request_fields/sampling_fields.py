@@ -63,7 +63,7 @@ MIROSTAT_ADVICE = (
 
 
 class AbsentSamplerFields(Fields):
-    """Samplers and options that are not implemented. Neutral values are accepted, hints are ignored."""
+    """Samplers and options that are not implemented. Neutral values are accepted; hints are ignored."""
 
     tfs_z: Annotated[Off1 | None, inert("1: off", "use top_p, top_k or min_p")] = None
     top_a: Annotated[Off0 | None, inert("0: off", "use min_p")] = None
@@ -141,7 +141,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def with_sampling(api: Api) -> Callable[[type[B]], type[B]]:
-    """Add an API's sampling parameters to a body, except those that it declares itself."""
+    """Add an API's sampling parameters to a body, except those that the body declares itself."""
 
     def extended(body: type[B]) -> type[B]:
         fields = {
@@ -263,7 +263,7 @@ WITHIN_SAMPLING: Notes = {
 def sampling_of(
     fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None, top_logprobs: int | None = None
 ) -> tuple[SamplingParams, ...]:
-    """Return the parameters of each choice, which differ in the seed. Raises ApiError (400) naming the field."""
+    """Return the parameters of each choice; they differ only in the seed. Raises ApiError (400) naming the field."""
     max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
     given = parameters_in(fields, "openai") | {"max_tokens": max_tokens, "thinking_budget": thinking_budget}
     if stops := either(fields, "stop", "stopping_strings"):

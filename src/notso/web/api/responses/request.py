@@ -153,7 +153,7 @@ NAMES = {
 SCHEMA = "text.format.schema"
 
 Functions = dict[str, tuple[FunctionTool, NamespaceTool | None]]
-"""Functions with their namespaces, by the name that the prompt contains."""
+"""Functions with their namespaces, by their name in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ _log = logging.getLogger("notso.web.api")
 
 
 class BackgroundResponses:
-    """Runs background responses and continues those of stopped processes. Use on the event loop."""
+    """Runs background responses and continues those of stopped processes. Use only on the event loop."""
 
     def __init__(self, shared: Shared, ring: KeyRing) -> None:
         self._shared = shared
@@ -245,7 +245,7 @@ def queued_body(left: OpenResponse) -> dict[str, Any]:
 
 
 def replayed(submission: Submission, left: OpenResponse | None) -> Submission:
-    """Return a copy that reports token ids, and that replays the tokens of `left`, if any."""
+    """Return a copy of `submission` that reports token ids and replays the tokens of `left`, if any."""
     submission = recorded(submission, left.seed if left is not None else None)
     if left is None or not left.progress:
         return submission

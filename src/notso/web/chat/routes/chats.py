@@ -163,7 +163,7 @@ async def _page(
 
 router = APIRouter()
 
-MAX_HITS, MOST_HITS = 40, 1000  # number of search results that are shown at first, and their maximum
+MAX_HITS, MOST_HITS = 40, 1000  # number of search results shown at first, and maximum number
 MAX_QUERY_CHARACTERS = 200
 _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
 """Markdown syntax, removed from search hits because they are shown as plain text."""

@@ -72,7 +72,7 @@ async def switch_model(request: Request, services: Services) -> Response:
     name, inventory = fields.get("model", ""), await _inventory(services)
     chosen = inventory.find(name)
     if chosen is None and "command" in fields:
-        # A command may give a part of a model's name if it is unambiguous.
+        # A slash command may name a model by an unambiguous part of its name.
         likely = inventory.like(name)
         if len(likely) > 1:
             names = ", ".join(each.model.name for each in likely)

@@ -49,7 +49,7 @@ async def show_tokens(
     """Show an answer's tokens and, if `at` is given, the alternatives at that position.
 
     Returns JSON to clients that do not accept HTML. Tool calls divide an answer into runs, numbered from 0; the default
-    is the last one.
+    is the last run.
     """
     chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)

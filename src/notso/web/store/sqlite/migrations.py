@@ -94,7 +94,7 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO texts (rowid, body) SELECT number, content FROM indexed
         JOIN messages ON messages.id = indexed.message_id;
     """,
-    # 3: responses of the Responses API, with their conversations, so that these can be continued.
+    # 3: responses of the Responses API, with their conversations, so that conversations can be continued.
     """
     CREATE TABLE responses (
         id TEXT PRIMARY KEY,
@@ -188,7 +188,7 @@ MIGRATIONS: tuple[str, ...] = (
     ) STRICT;
     CREATE INDEX kept_answers_by_age ON kept_answers (created_ms);
     """,
-    # 10: the model of each answer; where chats and messages were imported from, also kept for deleted messages.
+    # 10: models of answers; sources of imported chats and messages, which are kept when a message is deleted.
     """
     ALTER TABLE messages ADD COLUMN model TEXT NOT NULL DEFAULT '';
     ALTER TABLE chats ADD COLUMN source TEXT NOT NULL DEFAULT '';
