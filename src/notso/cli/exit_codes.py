@@ -180,7 +180,7 @@ def _other_plugin(command: Command) -> str:
 
 
 def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, Advice], ...]:
-    # The module's name is checked first, because importing notso.web is slow.
+    # The module's name is checked first, so that notso.web, which is slow to import, is imported only for its errors.
     if not any(kind.__module__.startswith("notso.web") for kind in type(error).__mro__):
         return ()
     from notso.web.values import errors as web

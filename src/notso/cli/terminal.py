@@ -154,7 +154,7 @@ def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def quiet_keys() -> Iterator[None]:
-    """Stop the terminal from echoing `^C`, because an echo that wraps a progress line makes it appear twice."""
+    """Stop the terminal from echoing `^C`, which could wrap a progress line, so that the line appears twice."""
     try:
         before = termios.tcgetattr(sys.stdin)
         modes = [*before]

@@ -37,7 +37,7 @@ _WIDE = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A quotation: characters `start` to `end` of an answer. `number`: the document's; 0 for [[none]] and claims."""
+    """A quotation at characters `start` to `end` of an answer. `number`: document number; 0: [[none]] or a claim."""
 
     start: int
     end: int
@@ -51,12 +51,12 @@ def revision_of(text: str) -> str:
 
 
 def framed(name: str, text: str) -> str:
-    """Return a document in the form that prompts contain."""
+    """Return a document in the form used in prompts."""
     return f"--- {name} ---\n{text}\n--- end of {name} ---"
 
 
 def quotable(text: str) -> str:
-    """Return a text in the form that answers quote: on one line, of the same length."""
+    """Return a text in the form used in quotations: on one line, with the same length."""
     return text.replace("\n", " ")
 
 

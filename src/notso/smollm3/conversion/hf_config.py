@@ -218,7 +218,7 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> list[int]:
             raise ModelFileError(f"{GENERATION_CONFIG}: {quoted(name)} is {quoted(value)}, which is not supported")
     if not_kept:
         _log.info(
-            "%s: ignored, because requests and server settings override these fields: %s",
+            "%s: these fields are ignored, because requests and server settings override them: %s",
             GENERATION_CONFIG,
             ", ".join(not_kept),
         )

@@ -165,7 +165,8 @@ class InputProcessor:
     def redraw(
         self, receipt: Mapping[str, Any], options: RequestOptions, adapter: Adapter | None
     ) -> tuple[Request, Redraw]:
-        """Return a request that computes the logits of a receipt's answer, and the Redraw that samples it again.
+        """Return a request that computes the logits of the answer in a receipt (the record of an answer), and the
+        Redraw that samples the answer again.
 
         Raises InvalidRequestError or ContextLengthError.
         """

@@ -89,9 +89,9 @@ class QuoteVocabulary:
         return self.tokens.behind(b" ")
 
     def beginnings(self, index: QuoteIndex, found: Interval, lead: bytes) -> Ids:
-        """Return the tokens with which the text at any place of an interval begins, possibly with duplicates.
+        """Return the tokens that are prefixes of the text at any place of an interval, possibly with duplicates.
 
-        lead: up to one byte that precedes each text.
+        lead: up to one byte to prepend to each text.
         """
         keys, at, rooms = index.continuations(found)
         if not len(keys):

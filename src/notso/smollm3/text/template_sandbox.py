@@ -83,7 +83,7 @@ class NamedUndefined(jinja2.Undefined):
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """Compile a known template. Raises SandboxFailure."""
+    """Compile a template; outside of the child process, only a known one. Raises SandboxFailure."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

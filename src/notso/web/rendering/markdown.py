@@ -3,8 +3,8 @@
 Reference links are disabled because a definition on a later line could change a block that was already sent. Images
 become links because loading an image can leak the conversation. Blocks that exceed their budget become plain text.
 
-HTML from model output is sanitized last. Later steps, such as labels and citations, may insert only markup that they
-create themselves, with escaped text.
+HTML from model output is sanitized after rendering. Later steps, such as labels and citations, may insert only markup
+that they create themselves, with escaped text.
 """
 
 from __future__ import annotations

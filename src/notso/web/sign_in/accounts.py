@@ -33,8 +33,8 @@ MAX_PENDING = 10_000
 """Maximum number of (day, owner) entries in memory. If the store fails for so long that there are more, the usage of
 further owners is not counted."""
 AUDIT_SECONDS, SELDOM = 60.0, {"reached its quota": 3600.0}
-"""Interval after an audit entry in which repetitions of the owner's action are only counted; they are then written as
-one entry. SELDOM has other intervals for some actions."""
+"""For this long after an audit entry, repetitions of the owner's action are only counted; they are then written as one
+entry. SELDOM has other intervals for some actions."""
 KEY_REQUESTS = "requests of keys"
 ASKING = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
 """Last segments of the page routes that use the model."""

@@ -485,7 +485,7 @@ class ChatStore(Protocol):
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
         """Find titles and messages that contain all words (the last may be a prefix). Titles precede messages.
 
-        If there are none, search for similar words.
+        If nothing is found, search for similar words.
         """
 
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:

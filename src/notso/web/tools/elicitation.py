@@ -142,7 +142,7 @@ def _choices(schema: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     else:
         values, names = schema.get("enum", []), schema.get("enumNames", [])
     if not isinstance(values, list) or not isinstance(names, list) or len(values) > MAX_CHOICES:
-        raise ToolError(f"choices must be a list of at most {MAX_CHOICES}")
+        raise ToolError(f"choices must be a list of at most {MAX_CHOICES} texts")
     if any(not isinstance(each, str) or len(each) > MAX_CHOICE_CHARACTERS for each in values):
         raise ToolError(f"choices must be texts of at most {MAX_CHOICE_CHARACTERS} characters")
     names = [*names, *[None] * len(values)][: len(values)]

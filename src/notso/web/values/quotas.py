@@ -39,7 +39,7 @@ class Reservation:
 
 
 def granted(left: int, wanted: Sequence[Wanted]) -> list[int] | None:
-    """Return the tokens for each answer, in equal shares if `left` is scarce, or None if an answer would get none."""
+    """Return the tokens for each answer, in equal shares if `left` is too low, or None if an answer would get none."""
     left -= sum(each.prompt_tokens for each in wanted)
     if left < sum(1 for each in wanted if each.answer_tokens):
         return None

@@ -48,7 +48,7 @@ def byte_products(at_least: int | None = None) -> float:
     runs, or one run of `at_least` products. Raises OperandError if `at_least` is below 1.
     """
     if at_least is not None and at_least < 1:
-        raise OperandError("there are no operands to multiply")
+        raise OperandError(f"at_least must be 1 or more, not {at_least}")
     if at_least is not None:
         return _products_rate(at_least)
     rate = _products_rate(1)

@@ -130,7 +130,7 @@ class Program:
 
     def __init__(self, backend: Recorder) -> None:
         # The number of thread blocks in a graph is fixed, but the number needed depends on the number of tiles.
-        # Therefore, one graph is captured for each power of two, when it is first run. It is captured again when
+        # Therefore, one graph is captured for each power of two, when it is first needed. It is captured again when
         # scratch memory has moved, because it contains the old address.
         self._backend = backend
         self._checks: dict[Hashable, Check] = {}

@@ -1,4 +1,4 @@
-"""Rewriting of regular expressions that have lookarounds as equivalent expressions without them.
+"""Conversion of regular expressions with lookarounds to equivalent expressions without lookarounds.
 
 A pattern is a tree of nodes. After a text has been read, a boolean formula over positions in the tree describes what
 can follow. A lookahead adds a conjunct to this formula, and a negative lookahead adds a negated conjunct. Formulas are

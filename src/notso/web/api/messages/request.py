@@ -65,7 +65,7 @@ from notso.web.edge.errors import ApiError
 from notso.web.engine.port import ChatEngine
 
 PINNED_TTL = "1h"
-"""A cache breakpoint with this `ttl` pins the prompt before it on disk."""
+"""A cache breakpoint with this `ttl` keeps the preceding part of the prompt on disk."""
 BETWEEN_BLOCKS = "\n"
 PLACES = {"document": "document_index", "search_result": "search_result_index"}
 
