@@ -102,7 +102,7 @@ Transport = Literal["stdio", "http", "sse", "http or sse"]
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A skipped part of a configuration, or an unusable tool, with the reason. Both texts are single lines."""
+    """A skipped part of a configuration, or an unusable tool. Name and reason are single lines."""
 
     name: str
     reason: str

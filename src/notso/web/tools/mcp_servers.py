@@ -256,7 +256,7 @@ class McpServer:
         return tuple(tools.values())
 
     async def _offered(self, client: Client) -> tuple[Offer, ...]:
-        # If listing fails, continue with what was listed, because the tools can still be used.
+        # If listing fails, keep the prompts and resources listed so far, because the tools can still be used.
         found: dict[str, Offer] = {}
         can = client.server_capabilities
         try:

@@ -88,7 +88,7 @@ async def document_parts(
 
 
 def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[tuple[Passage, int]]:
-    # The error of the estimate depends on language and vocabulary, so calibrate it with a sample.
+    # The error of the estimate depends on language and vocabulary, so calibrate the estimate with a sample.
     sample = text.text[:SAMPLE_CHARACTERS]
     usual = int(most * min(1.0, estimated_tokens(sample) / max(1, count_tokens(engine, sample))))
     found = list[tuple[Passage, int]]()
@@ -101,7 +101,7 @@ def _volumes(text: DocumentText, most: int, engine: ChatEngine | None) -> list[t
             within = [each for each in passages if volume.start <= each.start < volume.end]
             if tokens <= most or len(within) == 1:
                 found.append((volume, last))
-            else:  # too long, because it has more tokens than the sample suggests, as tables do
+            else:  # too long: some texts, such as tables, have more tokens than the sample suggests
                 uncut.append((within, max(1, min(estimate - 1, int(estimated_tokens(shown) * most / tokens)))))
     return sorted(found, key=lambda each: each[0].start)
 
@@ -114,8 +114,8 @@ async def answer_of_parts(
 ) -> AsyncIterator[Event]:
     """Send the requests, AT_ONCE at a time, and yield the events of the joined answer.
 
-    If every answer begins with a number, their sum follows. `opened` receives each request, so that it can be stopped.
-    Raises the errors of the requests.
+    If every answer begins with a number, the sum of these numbers follows. `opened` receives each request, so that it
+    can be stopped. Raises the errors of the requests.
     """
     room = asyncio.Semaphore(AT_ONCE)
     arrived: asyncio.Queue[tuple[int, list[Event]]] = asyncio.Queue()

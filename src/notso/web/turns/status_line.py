@@ -260,7 +260,7 @@ class PrefillEta:
         if left is not None and self._promised is not None:
             promised = max(0.0, self._promised[1] - (now_s - self._promised[0]))
             slower = left > SLOWER_BY * promised and left > promised + SHORTEST_SHOWN_S
-            left = left if slower else min(left, promised)  # never increase the time without setting `slower`
+            left = left if slower else min(left, promised)  # the time grows only if `slower` is set
         if left is not None:
             self._promised = (now_s, left)
         new = total - progress.cached_tokens

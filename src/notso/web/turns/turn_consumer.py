@@ -183,7 +183,7 @@ class TurnConsumer:
         return self.finish_reason == "tool_calls" and not self.turn.cancelled
 
     async def _go_on_elsewhere(self, recorder: TraceRecorder) -> bool:
-        # The engine has ended. The next engine that is loaded continues the answer after its tokens so far.
+        # The engine has ended. The next engine that is loaded continues the answer after the tokens generated so far.
         logger.warning("another engine continues an answer: %s", self._failure)
         if self._replaying is None:
             self._replaying = self._message("running")
@@ -197,7 +197,7 @@ class TurnConsumer:
         return await self._follow_engine()
 
     def _go_on(self, recorder: TraceRecorder, running: RunningRequest) -> None:
-        # Sends the last run again, with its tokens so far.
+        # Sends the last engine request again, with the tokens generated so far.
         run, message = recorder.last, self._replaying or self.turn.message
         self._replaying, self.running = message, running
         request = request_of(run, self.turn.request, message, keep_thinking=self.turn.keep_thinking)
@@ -229,7 +229,7 @@ class TurnConsumer:
     async def _preview(self, channel: ChannelName, begun: str, rest: str) -> None:
         def render() -> str:
             markdown = StreamingMarkdown(self._budget)
-            markdown.feed(begun)  # its closed blocks are in the log already
+            markdown.feed(begun)  # the closed blocks of `begun` are already in the log
             shown = markdown.feed(rest)
             return shown.closed + shown.tail
 
@@ -281,8 +281,8 @@ class TurnConsumer:
                 await saving
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 if self._recorder is not None and self._recorder.is_retrying:
-                    # Save the first new token at once, which resets the count of tries. Later tokens may crash the
-                    # process again.
+                    # Save the first new token at once, which resets the count of tries, because a later token may crash
+                    # the process again.
                     first = next((at for at, event in enumerate(events, 1) if event.kind == "tokens"), 0)
                     self.take(events[:first])
                     if first:
@@ -351,7 +351,7 @@ class TurnConsumer:
             self._separate.discard(channel)
             between = "\n\n" if self._text[channel] else ""
             self._text[channel] += between
-            if channel == "reasoning" or not self._after_call:  # otherwise the call's card separates them
+            if channel == "reasoning" or not self._after_call:  # otherwise the call's card separates the texts
                 self._unrendered.append((channel, between))
         text = text[: max(0, self._room[channel])]
         self._room[channel] -= len(text)
@@ -429,7 +429,7 @@ class TurnConsumer:
         self.turn.message, self.turn.trace = message, trace
         log.words = len(message.content.split())
         error = note if state == "failed" else None
-        if is_left:  # the next process continues it; this try does not count, because the answer caused no crash
+        if is_left:  # the next process continues the answer; this try does not count, because there was no crash
             message, trace = replace(message, state="running", renderer=0), trace and replace(trace, tries=0)
         if not await self._save_for_good(message, trace):
             state, error = "failed", words["failed_saving"]

@@ -81,7 +81,7 @@ class Option:
     is_duration: bool = False  # such as 30s, 5m or 1h30m
     is_folder: bool = False  # must be an existing folder
     of_the_engine: bool = False  # does not apply to front ends
-    after: str = ""  # option that precedes this one in --help; default: the previous setting's
+    after: str = ""  # option that precedes this one in --help; default: the option of the previous setting
     default: Any = None
     kind: Any = None
 
@@ -190,7 +190,7 @@ class Settings:
         metavar="PATH",
         variable="NOTSO_BASE_PATH",
     )
-    leave_seconds: float = _setting(  # during this time, /health returns 503
+    leave_seconds: float = _setting(
         0.0,
         help="On shutdown, keep serving for this long while /health returns 503.",
         metavar="S",

@@ -17,7 +17,7 @@ class StrictFields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_one_unknown(cls, given: Any) -> Any:
-        # Keep only the first unknown field, which pydantic reports. Others would each cost memory for an error.
+        # Keep only the first unknown field, which pydantic reports. An error for each further one would cost memory.
         fields = cls.model_fields
         if not isinstance(given, dict) or len(given) <= len(fields):
             return given

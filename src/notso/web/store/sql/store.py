@@ -1,4 +1,4 @@
-"""ChatStore methods that both databases share."""
+"""ChatStore methods shared by SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 SOURCES_AT_ONCE = 200  # sources per query for imported chats
-# A large import is hidden in the trash until it is complete. Its trash id is renewed at this interval, so that it is
-# not purged.
+# A large import is hidden in the trash until it is complete. Its trash id is renewed at this interval, so that the
+# import is not purged.
 RENEW_SECONDS = 3.0
 
 _TOO_SLOW = Sentence("storing the chats took too long and was rolled back: please try again", "storage_slow")
@@ -179,7 +179,7 @@ class SQLStore(ABC):
 
     @abstractmethod
     async def require_exclusive_use(self) -> None:
-        """Raise StorageError if another process uses the database or it is damaged; interrupt unfinished answers."""
+        """Mark unfinished answers as interrupted. Raises StorageError if the database is damaged or in use."""
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
@@ -238,7 +238,7 @@ class SQLStore(ABC):
         in_order = f"ORDER BY {column} {direction}, id {direction}"
         chats = f"SELECT * FROM chats WHERE {_LISTED} AND lower(title) LIKE ? ESCAPE '\\'"
         page = "LIMIT ? OFFSET ?"
-        # The messages of all chats need to be counted only if they determine the order.
+        # The messages of all chats need to be counted only if the counts determine the order.
         if column in ("messages", "size_bytes"):
             query = f"{_COUNTED.format(chats=chats)} {in_order} {page}"
         else:

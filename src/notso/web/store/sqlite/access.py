@@ -86,7 +86,7 @@ _BUSY = f"{_WHAT} is locked by another program: wait for it or stop it"
 _FAILED = f"{_WHAT} cannot be read or written at the moment"
 
 READ_MS = 1000  # how long a read waits for a write, which usually takes milliseconds
-SHORT_MS = 50  # how long queued reads wait after one has timed out
+SHORT_MS = 50  # how long queued reads (and writes) wait after one of them has timed out
 
 
 class SQLiteAccessStore(SQLAccessStore):
@@ -190,8 +190,8 @@ class _Connection:
 
 def _make(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Create the file under another name and link it, so that if two processes do this at once, the first one's file is
-    # used. Only SQLite may open the file itself, because closing any other descriptor would release SQLite's locks.
+    # Create the file under another name, and then link it. If two processes do this at once, the first link is kept.
+    # Only SQLite may open the file itself, because closing any other descriptor would release SQLite's locks.
     new = path.with_name(f"{path.name}-{secrets.token_hex(8)}.new")
     os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     try:

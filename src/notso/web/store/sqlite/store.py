@@ -141,9 +141,9 @@ class SQLiteStore(SQLStore):
         return False
 
     async def open(self) -> None:
-        """Lock the directory, migrate, and interrupt unfinished answers that cannot be continued. Idempotent.
+        """Lock the directory, migrate, and mark unfinished answers as interrupted if they cannot be continued.
 
-        A damaged database is opened read-only and left unchanged.
+        Idempotent. A damaged database is opened read-only and left unchanged.
         """
         if self._writer is None and not self.read_only:
             await self._writes.run("", self._open)
