@@ -334,7 +334,7 @@ class ChatFileError(Exception):
 
 
 def write_chat(path: Path, content: str, *, replace: bool = False) -> None:
-    """Write a file that only its owner can read. Raises ChatFileError, also if the file exists, unless `replace`."""
+    """Write a file that only its owner can read. `replace`: overwrite an existing file. Raises ChatFileError."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as file:

@@ -138,7 +138,7 @@ class Scheduler:
         self._register(sequence, index, sequence.parent_hash(index), sequence.tokens[at : at + BLOCK_TOKENS])
 
     def evict(self, conversation: bytes) -> None:
-        """Evict a conversation or reading (a pinned prefix), and the blocks that no other one uses."""
+        """Evict a conversation or reading (a pinned prefix), and the blocks that belong only to it."""
         for sequence in (*self.waiting, *self.running):
             if conversation in (sequence.conversation, sequence.reading):
                 sequence.conversation, sequence.reading, sequence.is_evicted = None, None, True

@@ -22,7 +22,7 @@ Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Minimum seconds between two updates."""
 SECONDS_FOR_READER = 0.002
-"""Minimum seconds between two updates for each reader: many readers get fewer updates, to leave time for the model."""
+"""Minimum seconds between two updates, per reader: with many readers, updates are rarer and leave the model time."""
 NUMBERS_OF_A_LOG = 1_000_000_000
 """More changes than a log ever has. A log that continues another process's log starts at the next multiple of this."""
 CARD_MARK = "<!--tool-->"
