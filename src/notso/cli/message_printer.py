@@ -193,7 +193,7 @@ class MarkdownPrinter(MessagePrinter):
 
 def split_finished(text: str) -> tuple[str, str]:
     """Split at the last empty line outside fenced code."""
-    # Text below such a line cannot change how the text above it is rendered.
+    # Text after this line cannot change how the text before it is rendered.
     cut, position, fence = 0, 0, ""
     for line in text.splitlines(keepends=True):
         position += len(line)

@@ -191,7 +191,7 @@ def _rehearsal(
     shipped = training_rows.SHIPPED.read_text("utf-8")
     conversations = [*training_rows.read(shipped, training_rows.SHIPPED.name), *training_rows.read(own, "--rehearse")]
     # Rehearsal rows are answers of the untuned model, added to the training rows so that tuning does not make the model
-    # forget them. They are stored, so that a resumed run uses the same ones.
+    # forget them. They are stored, so that a resumed run uses the same rows.
     file = folder / f"rehearsal-{hashlib.sha256((shipped + own).encode()).hexdigest()[:16]}.json"
     try:
         found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))

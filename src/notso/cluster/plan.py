@@ -32,7 +32,7 @@ class ClusterPlan:
     max_replicas: int = 0  # if larger than `replicas`, the number of replicas depends on the load
     per_machine: int = 1  # maximum number of replicas per machine
     cpus: float = 1.0  # CPUs that Ray reserves for each replica; a replica can use more
-    requests_per_replica: float = 16.0  # number of requests per replica at which autoscaling aims
+    requests_per_replica: float = 16.0  # target of autoscaling: number of requests per replica
     host: str = "127.0.0.1"
     port: int = 3000
     every_machine: bool = True

@@ -42,7 +42,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessor:
-    """Changes logits before grammar, penalties and sampling."""
+    """Changes logits before the grammar mask, penalties and sampling are applied."""
 
     name: str
     does: str

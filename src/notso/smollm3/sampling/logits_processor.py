@@ -1,4 +1,4 @@
-"""Logits processors from plugins, applied per request before grammar, penalties and sampling."""
+"""Logits processors from plugins, applied per request before the grammar mask, penalties and sampling."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ ranks matter: the rank of the drawn token, and the end of the nucleus (the token
 divided into buckets of nearly equal weight. The sums of the buckets locate both ranks, and only the buckets that
 contain them are sorted.
 
-DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and penalizes them more the longer it is.
-The rules are those of llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), which implements p-e-w's proposal
-(github.com/oobabooga/text-generation-webui, pull request 5677). If at least the last `dry_allowed_length` tokens also
-occur earlier in the text, the token that followed them there is penalized. Repetitions end at sequence breakers, and a
-token that is a breaker itself is never penalized.
+DRY ("don't repeat yourself") penalizes tokens that would extend a repetition, and penalizes them more the longer the
+repetition is. The rules are those of llama.cpp's `llama_sampler_dry_apply` (src/llama-sampling.cpp), which implements
+p-e-w's proposal (github.com/oobabooga/text-generation-webui, pull request 5677). If at least the last
+`dry_allowed_length` tokens also occur earlier in the text, the token that followed them there is penalized. Repetitions
+end at sequence breakers, and a token that is a breaker itself is never penalized.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class StructuredCalls(StructuredOutput):
         return False
 
     def permits(self, token: int, in_reasoning: bool, left: int) -> bool:
-        """Like StructuredOutput, and permit a call to start only if it can be finished."""
+        """As in StructuredOutput; also, permit a call to start only if it can be finished."""
         if self._call is not None:
             return self._call.permits(token, left)
         if token != self.call_tag or in_reasoning:

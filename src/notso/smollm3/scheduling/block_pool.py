@@ -307,7 +307,7 @@ def conversation_digest(owner: str, conversation: str | None) -> bytes:
 
 
 def reading_digest(owner: str, scope: str | None, reading: str) -> bytes:
-    """Return the digest of a reading. Its name is unique within the scope or, without a scope, among the owner's."""
+    """Return the digest of a reading. Names are unique per scope or, without a scope, per owner."""
     place = f"o {len(owner)} {owner}" if scope is None else f"s {len(scope)} {scope}"
     return _name_digest(f"{place} {reading}", _READING_BIT)
 

@@ -125,7 +125,7 @@ def train(
 ) -> Outcome:
     """Train in `folder`, resuming a run with the same `digest`. Raises TuningError if the folder contains another
     run, or if libraries are missing."""
-    # load_base: takes a dtype and returns a transformers model. parameters: its number of parameters.
+    # load_base: takes a dtype and returns a transformers model. parameters: number of parameters of this model.
     require_libraries()
     import torch
     from datasets import Dataset, disable_progress_bars

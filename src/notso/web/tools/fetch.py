@@ -1,8 +1,8 @@
 """Tool that fetches a web page. The user must permit each address.
 
 Only public IP addresses are allowed. The connection uses the IP address that was checked, because a second DNS lookup
-might return a private one. A redirect to another host is not followed but reported to the model, because the user must
-permit that address, too.
+might return a private one. A redirect to another origin is not followed but reported to the model, because the user
+must permit the new address, too.
 """
 
 from __future__ import annotations

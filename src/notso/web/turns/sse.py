@@ -223,7 +223,7 @@ def update_html(message_id: str, update: Update) -> str:
                 )
             )
         if channel.tail is not None:
-            # After a block is closed, the tail is a different block. Morphing would keep elements of the old one.
+            # After a block is closed, the tail is a different block. Morphing would keep elements of the old block.
             anew = update.snapshot or channel.append
             parts.append(_partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", with_labels(channel.tail)))
     for card_id, card in update.cards.items():

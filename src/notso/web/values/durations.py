@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_SECONDS = 10.0 * 365 * 24 * 3600
-"""Longer durations count as unlimited; system timers do not accept them."""
+"""Longer durations count as unlimited, because system timers do not accept them."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h)", re.ASCII)

@@ -243,7 +243,7 @@ def attention(
 ) -> None:
     """Write causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
 
-    Row i attends to positions 0..positions[i] of its sequence. They must already be stored.
+    Row i attends to positions 0..positions[i] of its sequence. Their keys and values must already be stored.
     """
     # Query head h reads head h // (H / KH) of the keys and of the values. With a format below 8 bits, a row at position
     # p reads tiles 0 and p // 128 from the window pool (see `store_key_values`) and all other tiles from `pool`; the

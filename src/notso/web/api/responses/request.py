@@ -112,7 +112,7 @@ async def referenced_items(
             responses[response_id] = _by_id(await stored(response_id))
         item = responses.get(response_id, {}).get(id)
         if item is None:
-            raise ApiError(404, "not_found", "no item with that id is stored (store: false prevents it)", param=param)
+            raise ApiError(404, "not_found", "no stored item has that id (store: false disables storing)", param=param)
         size += len(as_json(item))
         if size > MAX_REFERENCED_CHARACTERS:
             raise invalid(param, f"the items referenced by input exceed {MAX_REFERENCED_CHARACTERS:,} characters")

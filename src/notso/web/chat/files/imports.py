@@ -209,7 +209,7 @@ def incoming(found: Iterable[Entry], title_of: TitleOf) -> Incoming:
 
 
 def new_messages(messages: Sequence[StoredMessage], before: ImportedBefore) -> list[StoredMessage]:
-    """Return the messages that an earlier import of the same chat did not contain, attached to the stored ones.
+    """Return the messages that an earlier import of the same chat did not contain, attached to the stored messages.
 
     Stored messages that were edited keep their text, and deleted ones are not imported again.
     """
