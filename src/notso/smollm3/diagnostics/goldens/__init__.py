@@ -79,7 +79,7 @@ class _Case:
 
 
 def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
-    """Compare a model file with goldens. Raises InvalidRequestError for unsuitable goldens, and Engine.load's errors."""
+    """Compare a model with goldens. Raises InvalidRequestError for unsuitable goldens, and Engine.load's errors."""
     given = _read(goldens)
     with GGUFFile.open(model) as file:
         bits = bits_per_weight(file)
