@@ -113,8 +113,8 @@ app.command("quantise", hidden=True)(quantize.quantize)  # the command's name in
 
 
 def _drop_service_links() -> None:
-    # Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT for each Service. If a Service is called `notso` or `notso-ollama`,
-    # this variable has the same name as one of our options, which expects a port number.
+    # Kubernetes sets NAME_PORT=tcp://ADDRESS:PORT for each Service. If a Service is called `notso`, this is NOTSO_PORT,
+    # the environment variable of --port, which expects a number.
     for name, value in os.environ.copy().items():
         is_ours = name.startswith("NOTSO_") and name.endswith("PORT")
         if is_ours and value.startswith(("tcp://", "udp://", "sctp://")):

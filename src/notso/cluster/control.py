@@ -35,7 +35,7 @@ def connected(address: str | None, cpus: int) -> Iterator[None]:
         if address is not None:
             ray.init(address=address, **quiet)
         else:
-            os.umask(0o077)  # Ray creates the file with its authentication token with the default permissions
+            os.umask(0o077)  # for the file that Ray creates for its authentication token
             ray.init(
                 address="local",
                 num_cpus=cpus,

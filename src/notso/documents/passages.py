@@ -18,7 +18,7 @@ _LONG_UNIT_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Characters `start` to `end` of the text, on page `page`, which is counted from 1."""
+    """Characters `start` to `end` of the text, on page `page` (the first page is 1)."""
 
     page: int
     start: int

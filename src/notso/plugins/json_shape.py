@@ -1,7 +1,7 @@
 """Limits on the nesting and number of values of JSON, which are checked before parsing.
 
 Parsing untrusted JSON first would not be safe: an empty object takes thirty times as much memory as its JSON, and a
-validation error about it a thousand times as much.
+validation error about such an object takes a thousand times as much.
 """
 
 from __future__ import annotations

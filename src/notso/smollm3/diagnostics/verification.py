@@ -6,9 +6,9 @@ There are four checks:
 - The file must have all tensors of the model, in the correct shapes.
 - The tokenizer and the chat template are constructed as for an engine.
 - The scales of every tensor must be finite. For every matrix, the native kernels compute products x w, which are
-  compared with the float64 products of the dequantized weights. For quantized formats, they must also be bit-identical
-  to the products of the numpy reference. A row's error is relative to |x| |w|, the largest possible product, so that
-  products near zero do not have large errors.
+  compared with the float64 products of the dequantized weights. For quantized formats, the kernels' products must also
+  be bit-identical to the products of the numpy reference. A row's error is relative to |x| |w|, the largest possible
+  product, so that products near zero do not have large errors.
 
 The fingerprint is a short hash of what a model computes. It is the same on every machine, kernel family and device, so
 a different fingerprint means a different file, cache format or release, or a fault.

@@ -49,7 +49,7 @@ def followed(
     leave_origin=False yields a cross-origin redirect instead of following it. Raises DownloadError for a forbidden
     redirect, and httpx2.HTTPError.
     """
-    # Redirects must lead to https; only if the first URL is http, http on this machine is allowed, too. Redirects into
+    # Redirects must lead to https. If the first URL is http, they may also lead to http on this machine. Redirects into
     # the local network are followed only if the first URL is in that network. The Authorization header is sent only to
     # the first origin.
     first = require_safe(url)
@@ -413,7 +413,7 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     if part.size:
         headers["Range"] = f"bytes={part.size}-"
-    # Every request starts at the Hub, because the signed URLs that it redirects to expire.
+    # Every request starts at the Hub, because the Hub redirects to signed URLs, which expire.
     with followed(get_session(), "GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         if response.status_code in _TRANSIENT_STATUS:
             raise _Interrupted(_status(response))

@@ -24,7 +24,7 @@ MAX_WORD = 64
 """Maximum characters of a word. Longer words are split, so that a text without spaces has places, too."""
 BLOCK_BYTES = 64
 SAMPLED = 64
-"""A search over all places starts with a sample: one of this many places."""
+"""A search over all places starts with a sample, which contains one of every SAMPLED places."""
 SAMPLES = 512
 """A search over a smaller interval starts with a sample of this many of its places, so that few steps remain."""
 CLOSE = b"]]"
@@ -53,7 +53,7 @@ _MIDDLES = {
 class QuoteLimits:
     """Limits on the length of a quotation, in words, or in characters of scripts without spaces.
 
-    In mixed text both count: two words and four characters are as long as four words.
+    In mixed text, both are counted: two words and four characters are as long as four words.
     """
 
     least_words: int = 4

@@ -65,7 +65,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredReading:
-    """KV cache blocks on disk of a named prompt prefix."""
+    """KV cache blocks of a named prompt prefix, on disk."""
 
     blocks: int
     size_bytes: int

@@ -369,7 +369,7 @@ def _safely(act: Callable[[Body], bool | None], body: Body) -> bool:
 T = TypeVar("T")
 
 COUNTER_ANSWER_SECONDS = 1.0
-"""Timeout of counting a request, which delays the request."""
+"""Timeout for counting a request. It is short, because counting delays the request."""
 MOST_CONNECTIONS = 4
 COUNTER_RETRY_SECONDS = 1.0
 

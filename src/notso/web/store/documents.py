@@ -129,8 +129,7 @@ class DocumentStore(Protocol):
 
     Users can read their own libraries, the libraries of EVERYONE and the libraries that are shared with them; other
     libraries are treated as unknown. Users can change only their own libraries, but members with the right `add` can
-    add documents.
-    Methods that return a bool return False if the object does not exist or belongs to another owner.
+    add documents. Methods that return a bool return False if the object does not exist or belongs to another owner.
     """
 
     async def library(self, owner: str, name: str) -> Library:

@@ -51,7 +51,7 @@ from notso.web.values.errors import ToolError
 from notso.web.values.visible_text import visible_line
 
 logger = logging.getLogger("notso.web.mcp")
-logging.getLogger("mcp").setLevel(logging.CRITICAL)  # the library would log any number of messages from servers
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # servers could make the library log any number of messages
 
 START_SECONDS = 20.0
 RESTART_SECONDS = 10.0  # minimum time between attempts to start a failed server

@@ -1,8 +1,8 @@
 """Memory on 2 MiB pages, for copies of tensors (packed, if the processor's kernels support it) and key-value pools.
 
 The pages of a mapped file have 4 KiB (on some file systems, a fifth of the file has larger pages), and page table walks
-slow decoding down by a quarter to a third. Packing changes only the order of a tensor's bytes, to the order in which
-kernels load them into vector registers (native/packed_weights.h), so results stay bit-identical.
+slow decoding down by a quarter to a third. Packing only reorders a tensor's bytes, as the kernels load them into vector
+registers (native/packed_weights.h), so results stay bit-identical.
 
 A key-value pool has blocks of 128 positions, readable and writable as bytes. native/cache_format.h specifies the
 layout; this module treats a head's part of a block as bytes of known length.

@@ -1,7 +1,7 @@
-"""Worker process of a peer engine, the counterpart of `process.py`.
+"""Worker process that runs a peer, an engine that notso is compared with. `process.py` starts it.
 
-This script runs under any Python interpreter in which the peer (`llama_cpp` or `openvino_genai`) is installed, because
-it imports no other module of this project than notso.system. Usage:
+This script imports only notso.system from this project, so it runs under any Python interpreter in which the peer
+(`llama_cpp` or `openvino_genai`) is installed. Usage:
 
     python worker.py llama.cpp MODEL.gguf CONTEXT THREADS
     python worker.py openvino FOLDER CONTEXT THREADS

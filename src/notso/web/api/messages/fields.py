@@ -101,7 +101,7 @@ Edit = Annotated[ClearToolUses | ClearThinking | Compact, Field(discriminator="t
 
 
 class ContextManagement(Fields):
-    """Edits of a conversation. The first of each kind counts."""
+    """Edits of a conversation. Only the first edit of each kind is applied."""
 
     edits: Annotated[list[Edit], Field(max_length=3, fail_fast=True)] | None = None
 

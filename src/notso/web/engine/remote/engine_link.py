@@ -238,7 +238,7 @@ class EngineLink:
                 raise EngineError(f"{self.name} sent too much data")
             if time.monotonic() > ends:
                 raise TimeoutError
-        response.close()  # read1 does not, and the connection accepts no new request while a response is open
+        response.close()  # read1 does not close it, and the connection is blocked while a response is open
         self._require_taken(response)
         return bytes(told)
 

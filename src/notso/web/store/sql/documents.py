@@ -508,7 +508,6 @@ def _documents(db: Database, sql: str, parameters: tuple[str, ...]) -> list[Stor
 
 
 def text_of(db: Database, document_id: str) -> DocumentText | None:
-    """Return the text of a document, or None if it is not ready."""
     row = db.execute(
         "SELECT text, pages, passages FROM document_texts WHERE document_id = ?", (document_id,)
     ).fetchone()
