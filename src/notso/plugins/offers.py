@@ -52,7 +52,7 @@ def _problem(row: Any, checks: Mapping[str, Callable[[Any], str]]) -> str:
 
 def _name(given: Any) -> str:
     fits = isinstance(given, str) and NAME.fullmatch(given)
-    return "" if fits else "must be a lowercase letter and up to 31 lowercase letters, digits, _ and -"
+    return "" if fits else "must be a lowercase letter followed by up to 31 lowercase letters, digits, _ or -"
 
 
 def _text(given: Any) -> str:

@@ -236,7 +236,7 @@ def rope(
     # "pairs" rotates (2i, 2i + 1), as in GGUF files; "halves" rotates (i, i + D / 2). `scale`, used by YaRN, multiplies
     # cos and sin.
     _need(x.ndim == 3 and positions.shape == x.shape[:1], f"input {x.shape} and positions {positions.shape} disagree")
-    _need(frequencies.shape == (x.shape[2] // 2,), f"{len(frequencies)} frequencies for heads of {x.shape[2]}")
+    _need(frequencies.shape == (x.shape[2] // 2,), f"{len(frequencies)} frequencies do not fit size {x.shape[2]}")
     _need(layout in ("pairs", "halves"), f"layout {layout!r} is neither 'pairs' nor 'halves'")
     angles = (positions[:, None] * frequencies)[:, None, :]
     cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
@@ -254,8 +254,8 @@ def attention(q: Floats, k: Floats, v: Floats, start: int, scale: float | None =
     # Query head h reads key head h // (H / KH). Keys beyond start + L are ignored. `scale` defaults to 1 / sqrt(D).
     _need(q.ndim == 3 and k.ndim == 3 and k.shape == v.shape, f"shapes {q.shape}, {k.shape}, {v.shape} disagree")
     length, heads, size = q.shape
-    _need(k.shape[2] == size and heads % k.shape[1] == 0, f"{heads} heads of {size} over {k.shape[1]} of {k.shape[2]}")
-    _need(start >= 0 and start + length <= len(k), f"positions {start}..{start + length - 1} of {len(k)} stored")
+    _need(k.shape[2] == size and heads % k.shape[1] == 0, f"query heads {q.shape[1:]} do not fit keys {k.shape[1:]}")
+    _need(start >= 0 and start + length <= len(k), f"positions {start}..{start + length - 1} are outside {len(k)} keys")
     factor = 1 / math.sqrt(size) if scale is None else scale
     group = heads // k.shape[1]
     out = np.empty_like(q)

@@ -105,7 +105,7 @@ class DiskStore:
             return
         self._start_writer()
         if not self._folder.is_writer:
-            _log.warning("another engine writes to the cache in %s; until it ends, this engine only reads it", folder)
+            _log.warning("the cache in %s is read-only for this engine until the engine that writes to it ends", folder)
 
     def adopt(self, cache_version: bytes, earlier: Iterable[bytes]) -> None:
         """Write blocks of this cache version from now on, and also use those of `earlier` versions."""

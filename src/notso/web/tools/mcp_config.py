@@ -333,7 +333,7 @@ class _Reader:
             return "http or sse" if kind == "remote" else "http"
         if kind == "sse":
             return "sse"
-        raise _Unusable(f"type {visible_line(json.dumps(given), 60)} is not supported; stdio, http and sse are")
+        raise _Unusable(f"type {visible_line(json.dumps(given), 60)} is not supported; use stdio, http or sse")
 
     def _program(self, name: str, entry: Mapping[str, Any]) -> McpEntry:
         command: Any = entry.get("command")

@@ -513,7 +513,7 @@ WITHIN_MESSAGE: Notes = {
     "clear_thinking_20251015": works("`keep`: the number of responses whose reasoning stays in the prompt, or `all`"),
     "compact_20260112": hint("conversations are not summarized; prompts that do not fit are refused"),
     "eager_input_streaming": hint(
-        "arguments with an enforced schema are always streamed, others sent as a whole", "false"
+        "arguments with an enforced schema are always streamed; others are sent as a whole", "false"
     ),
     "between_tools": refused("use enabled, adaptive or disabled"),
 }
