@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def model_file(given: Path | None, *, silent: bool = False, fetch: bool = False) -> Path | None:
     """Return the GGUF file to run, or None for the demo model.
 
-    A missing model on the Hub is downloaded if `fetch` is set or the user agrees. Raises the errors of `resolve_model`,
-    `convert` and `pull`.
+    A model that is not installed is downloaded from the Hugging Face Hub if `fetch` is set or the user agrees. Raises
+    the errors of `resolve_model`, `convert` and `pull`.
     """
     from notso.smollm3.errors import ModelFileError
     from notso.smollm3.hub.registry import resolve_model

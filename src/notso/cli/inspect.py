@@ -28,8 +28,8 @@ def inspect(
     """Show metadata, tensors and memory needs of a GGUF file.
 
     Shows the architecture, tensors by type, layers without rotary position embedding (NoPE), layers in Q6_K, tokenizer,
-    chat template, weight and KV cache bytes per token, and the context length that fits in this machine's memory. The
-    exit code is 3 if the file cannot be run.
+    chat template, size of the weights, size of the KV cache per token, and the context length that fits in this
+    machine's memory. The exit code is 3 if the file cannot be run.
     """
     from notso.smollm3.diagnostics.inspection import inspect_file
 

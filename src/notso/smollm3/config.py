@@ -90,7 +90,8 @@ class SmolLM3Config:
     # YaRN's factor and the original context in tokens; None if the file does not specify YaRN. If it does, YaRN applies
     # to every context length.
     yarn_of_file: tuple[float, int] | None = None
-    # Not in repr(): kv/model_identity.py hashes repr() and the RoPE frequencies, which already depend on the ramp.
+    # To detect incompatible caches, kv/model_identity.py hashes repr() and the RoPE frequencies. The frequencies depend
+    # on the ramp, so repr() need not contain it.
     yarn_ramp: YarnRamp = field(default=YarnRamp(), repr=False)
 
     @classmethod

@@ -66,7 +66,7 @@ def _quantize_file(
             if not tensor.format.is_float:
                 raise ModelFileError(
                     f"{source.name} is already quantized: {quoted(tensor.name)} is {tensor.format}. "
-                    "The lost precision cannot be recovered; quantize the original file in F16, BF16 or F32"
+                    "The lost precision cannot be recovered; use the original file (F16, BF16 or F32) instead"
                 )
         is_tied = "output.weight" not in file.tensors
         formats = {name: _format(mix, tensor, config, is_tied) for name, tensor in file.tensors.items()}

@@ -130,8 +130,9 @@ class EngineMeter:
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
-        # Wait for one more token than is timed: after each step, sequences are notified one after another, so the first
-        # would otherwise seem to end before the last timed step.
+        # Wait for one more token than is timed. Sequences are notified of a step one after another, so a sequence may
+        # get its last timed token slightly before `last` does. Without the additional token, the check below would
+        # conclude that the sequence had ended early.
         while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
@@ -366,7 +367,8 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     #   roofline_beside  the same with the bandwidth measured on the output head right before and after decoding; absent
     #                    if the head is small
     #   byte_tops        peak of the kernels' byte products, in 10^12 operations per second
-    #   first_load_s     time of the first load; `load_s`: of a second load, when the file is in the page cache
+    #   first_load_s     time of the first load
+    #   load_s           time of the second load, when the file is already in the page cache
     #   fingerprint      hash of the model's output, equal on any machine for this file and cache format
     report = progress or (lambda _what, _done, _total: None)
     stolen = StolenTime()
@@ -559,7 +561,9 @@ def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
         weights=plan.weights,
         kv=plan.kv,
         max_num_seqs=max([*plan.batches, 1]),
-        speculation=False,  # random weights produce repetitive text, which would exaggerate the benefit of speculation
+        # Benchmark models often have random weights (`notso synth`). Their output is so repetitive that speculation
+        # would speed it up more than ordinary text.
+        speculation=False,
     )
     if (longest := engine.info.context_tokens) < plan.longest_tokens:
         engine.close()

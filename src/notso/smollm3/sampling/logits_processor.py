@@ -24,7 +24,7 @@ class LogitsProcessors:
         self._functions = functions
 
     def change(self, logits: Floats, tokens: Sequence[int]) -> Floats:
-        """Return the processed logits (V,). Raises EngineError for an invalid result, and errors of processors."""
+        """Return the processed logits (V,). Raises what processors raise, or EngineError if a result is invalid."""
         history = np.asarray(tokens, np.int32).data.cast("B")
         for name, function in self._functions:
             row = np.ascontiguousarray(logits, np.float32)
@@ -50,11 +50,12 @@ def logits_processors_for(names: Sequence[str], find: FindProcessor | None) -> L
 
 
 class AnswerEnd:
-    """Masks end tokens before `min_tokens`, and the model's own end tokens throughout if `ignore_eos`."""
+    """Masks tokens that end the answer, as `min_tokens` and `ignore_eos` require."""
 
     def __init__(self, params: SamplingParams, own_ends: Collection[int]) -> None:
-        # As in llama.cpp, `ignore_eos` masks end tokens, so the next best token is sampled instead. Before
-        # `min_tokens`, end tokens and `stop_token_ids` are masked, as in vLLM (MinTokensLogitsProcessor).
+        # own_ends: the model's end tokens. With `ignore_eos`, they are always masked, so that the next best token is
+        # sampled instead, as in llama.cpp. Until `min_tokens` have been generated, both they and `stop_token_ids` are
+        # masked, as in vLLM (MinTokensLogitsProcessor).
         self._min_tokens = params.min_tokens
         self._early = np.array(sorted({*own_ends, *params.stop_token_ids}), np.intp)
         self._late = np.array(sorted(own_ends) if params.ignore_eos else (), np.intp)

@@ -53,7 +53,7 @@ _MIDDLES = {
 class QuoteLimits:
     """Limits on the length of a quotation, in words, or in characters of scripts without spaces.
 
-    In mixed text, both are counted: two words and four characters are as long as four words.
+    In mixed text, shares are added: half of `least_words` plus half of `least_characters` reaches the minimum.
     """
 
     least_words: int = 4
@@ -85,7 +85,8 @@ class Places(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    # The next 8 bytes of text at a sample of an interval's places: `low`, `low + every`, and so on.
+    # Keys of the places `low`, `low + every`, ... of an interval. The key of a place is the 8 bytes of text that follow
+    # the text that all places of the interval share.
 
     low: int
     every: int
@@ -208,8 +209,9 @@ class QuoteIndex:
         return _Sample(found.low, every, self._words[places].astype(np.uint64))
 
     def _bound(self, low: Ints, high: Ints, depth: int, keys: Keys, sample: _Sample | None, *, is_upper: bool) -> Ints:
-        # Returns, for each interval, the first place at which the 8 bytes from `depth` on are not below the interval's
-        # key or, if is_upper, are above it.
+        # Searches the intervals [low, high), one for each key. A place is compared with a key by its 8 bytes from
+        # offset `depth` on. Returns the first place in each interval that is at or above the key (is_upper: above the
+        # key), or `high` if there is none.
         if sample is not None:
             block = np.searchsorted(sample.keys, keys, "right" if is_upper else "left").astype(np.int32)
             low = np.maximum(low, sample.low + (block - 1) * sample.every)
@@ -230,7 +232,7 @@ class QuoteIndex:
         return bool((self.ends[at] == places).any()) if len(self.ends) else False
 
     def continuations(self, found: Interval) -> tuple[Keys, Ints, Ints]:
-        """Return the next 8 bytes at each place, their offsets, and the maximum length of a continuation (n,)."""
+        """Return, for each place (n,), the next 8 bytes, their offset, and the maximum length of a continuation."""
         rooms = self.longest[found.low : found.high].astype(np.int32) - found.depth
         at = self.starts[found.low : found.high] + found.depth
         return self._words[at].astype(np.uint64), at, rooms
@@ -244,8 +246,9 @@ class QuoteIndex:
         after = np.append(segments[1:], len(points)).astype(np.int32)
         lettered = np.add.reduceat(((classes == _LETTER) | (classes == _DIGIT)).astype(np.int32), segments) > 0
         alone = classes[segments] == _ALONE
-        # So that both limits apply to mixed text, a word counts `least_characters` toward a minimum of `least_words *
-        # least_characters`, and a character of a script without spaces counts `least_words`; likewise for the maximum.
+        # A word is 1 / least_words of the minimum length, and a character of a script without spaces is
+        # 1 / least_characters of it. To add such fractions as integers, all are multiplied by least_words *
+        # least_characters. The maximum is handled in the same way.
         least, most = limits.least_words * limits.least_characters, limits.most_words * limits.most_characters
         shares = np.where(alone, limits.least_words, np.where(lettered, limits.least_characters, 0))
         least_after = np.cumsum(shares)

@@ -21,7 +21,7 @@ _TYPES = (np.int32, np.uint16, np.uint16, np.int32)
 
 
 def places_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> Places:
-    """Return the memory-mapped places of a text (see quote_index). Raises ConfinedWorkError."""
+    """Return the positions where quotations can start and end, memory-mapped. Raises ConfinedWorkError."""
     request = request_of(text, limits, barred, escaped=escaped)
     child = Child(["-c", PROGRAM], request, LIMITS)
     try:

@@ -74,6 +74,7 @@ def _parameter(default: Any, **facts: Any) -> Any:
 _NONE: Mapping[str, str] = {}
 _OPENAI_AND_OLLAMA: Mapping[str, Any] = {"responses": _NONE, "anthropic": _NONE}
 _OPENAI_ONLY: Mapping[str, Any] = {**_OPENAI_AND_OLLAMA, "ollama": _NONE}
+# In the APIs, as in llama.cpp, 0 means no tokens. In `penalty_window`, 0 means all tokens.
 _WINDOW = "tokens considered by the penalties; default 256; -1: all; 0: none"
 
 
@@ -202,7 +203,7 @@ class SamplingParams:
     )
     penalty_window: int = _parameter(
         256,
-        help="Number of recent tokens that the penalties consider; 0: all.",
+        help="Number of recent tokens that the penalties consider; 0: all (-1 in the APIs).",
         openai={"repeat_last_n": _WINDOW},
         ollama={"repeat_last_n": _WINDOW},
         gguf="penalty_last_n",
@@ -241,7 +242,8 @@ class SamplingParams:
         help="Stop when this text is generated; repeatable (at most 64).",
         most=MAX_STOP_STRINGS,
         characters=MAX_STOP_CHARACTERS,
-        text=f"a string, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not included in the response",
+        text=f"a string or a list of up to {MAX_STOP_STRINGS} strings, each of up to 256 characters; not included in "
+        "the response",
         responses=_NONE,
         anthropic={
             "stop_sequences": f"up to {MAX_STOP_STRINGS} strings of up to 256 characters each; not included in the "
@@ -258,13 +260,14 @@ class SamplingParams:
     min_tokens: int = _parameter(
         0,
         help="Minimum number of tokens before the answer may end.",
-        text="minimum tokens, including reasoning, before the response may end; not with a grammar",
+        text="minimum number of tokens, including reasoning; cannot be combined with a grammar",
         **_OPENAI_ONLY,
     )
     ignore_eos: bool = _parameter(
         False,
-        help="Continue when the model ends its answer.",
-        text="true: continue past the end of the response, as in llama.cpp; not with a grammar",
+        help="Continue where the model would end its answer.",
+        text="true: continue where the model would end the response, as in llama.cpp; cannot be combined with a "
+        "grammar",
         **_OPENAI_ONLY,
     )
     typical_p: float = _parameter(

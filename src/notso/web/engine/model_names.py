@@ -155,7 +155,7 @@ class ModelFacts:
 
     @property
     def layers_without_rope(self) -> str:
-        """Layer numbers, counted from 1, as in `every 4th (9 of 36)`."""
+        """Layers, counted from 1: `every 4th (9 of 36)` or, if unevenly spaced, `2, 3, 7 (3 of 36)`."""
         layers = sorted(layer + 1 for layer in self.info.layers_without_rope)
         steps = {after - before for before, after in itertools.pairwise(layers)}
         named = ", ".join(map(str, layers))

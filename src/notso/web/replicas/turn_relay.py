@@ -100,8 +100,8 @@ class TurnRelay:
         return True
 
     def _do(self, body: Body) -> None:
-        # Perform a user action that was sent to another replica. It is forwarded to all replicas, but only the replica
-        # that runs the turn acts on it.
+        # A browser's request may reach a replica that does not run the turn. That replica forwards the user action to
+        # all replicas, and the one that runs the turn performs it here.
         method, (name, *more) = body["method"], body["arguments"]
         if method == "stop_chat" and more:
             self._turns.stop_chat_here(more[0], name)

@@ -208,7 +208,7 @@ def _named(event: str, message_id: str, number: int | None, **data: str | bool |
 
 
 SNAPSHOT_MARK = "<!--snapshot-->"
-"""Begins an update that replaces everything, so that the page does not discard it as a repeated event."""
+"""First bytes of an update that replaces all content. The page applies it even if it has seen this event number."""
 
 
 def update_html(message_id: str, update: Update) -> str:

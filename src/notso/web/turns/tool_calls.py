@@ -16,8 +16,8 @@ from notso.web.tools.toolbox import use as run_tool
 from notso.web.values.wording import words
 
 PERMISSION_SECONDS = 300.0
-MAX_ROUNDS = 8  # of calls in one answer
-MAX_CALLS = 8  # in one round
+MAX_ROUNDS = 8  # per answer; a round is a group of calls after which the model reads the results
+MAX_CALLS = 8  # per round
 MAX_ID_CHARACTERS = 64
 
 Permission = Literal["once", "chat", "deny"]

@@ -174,7 +174,7 @@ class Turns:
         return consumer.calls.question if consumer is not None and not consumer.turn.cancelled else None
 
     def reply(self, generation_id: str, question_id: str, form: Mapping[str, str]) -> bool:
-        """Answer a tool's question. Return False if no replica is known to wait for it. Raises Problem (400)."""
+        """Answer a tool's question or forward the reply. Return False if nothing awaits it. Raises Problem (400)."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:  # only the replica that runs the turn has the question and can check the form
             return self.not_here("reply", generation_id, question_id, dict(form))

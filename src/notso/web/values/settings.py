@@ -225,8 +225,8 @@ class Settings:
     )
     keep_volatile: bool = _setting(
         False,
-        help="Do not remove the billing header that Claude Code adds to system prompts. It changes often, which "
-        "prevents prompt caching.",
+        help="Keep the billing line in Claude Code's system prompts. By default, it is removed, because its changes "
+        "prevent caching.",
         after="sign_in",
     )
     strict_fields: bool = _setting(

@@ -277,7 +277,7 @@ CHAT_NOTES: Notes = ANSWER_NOTES | {
 
 GENERATE_NOTES: Notes = ANSWER_NOTES | {
     "prompt": works("the user's message; without it, the model is loaded"),
-    "system": works("system prompt; not with `raw`"),
+    "system": works("system prompt; cannot be combined with `raw`"),
     "raw": works("true: continue the prompt, without template or control tokens"),
     "images": _NO_PICTURES,
     "suffix": inert("an empty string", "the model was not trained to fill in the middle; use a chat"),

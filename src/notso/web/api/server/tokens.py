@@ -51,7 +51,9 @@ TOKENIZE_NOTES: Notes = {
     "add_special_tokens": works("accepted; the tokenizer adds no special tokens"),
     "add_special": works("accepted; the tokenizer adds no special tokens"),
     "model": works("the model; default: the default model"),
-    "messages": works("a conversation whose prompt is tokenized, as in vLLM; not with `content` or `prompt`"),
+    "messages": works(
+        "a conversation whose prompt is tokenized, as in vLLM; cannot be combined with `content` or `prompt`"
+    ),
     "tools": works("with `messages`, as in a chat completion"),
     "add_generation_prompt": works("with `messages`, as in a chat completion"),
     "continue_final_message": works("with `messages`, as in a chat completion"),

@@ -97,7 +97,7 @@ class GivenDocuments:
         return None if start < 0 else (document, start, start + len(words))
 
     def asking(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Ask for quotations in the last user message, if any document may be quoted."""
+        """Append a request for quotations to the last user message, if any document may be quoted."""
         at = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
         if at < 0 or not self.are_quoted:
             return tuple(messages)
@@ -159,7 +159,7 @@ def with_texts(body: Mapping[str, Any], files: Files) -> Mapping[str, Any]:
 def parsed_with_files(body: Mapping[str, Any], files: Files, parse: Callable[[Mapping[str, Any]], R]) -> R:
     """Parse an OpenAI request, replacing its files with their text.
 
-    Quoting fields (see `has_quoting_fields`) may quote these files, and the last user message under the name "prompt".
+    The sources of quoting fields (see `has_quoting_fields`) are these files and the last user message, named "prompt".
     """
     asked = parse(with_texts(body, files))
     if not has_quoting_fields(asked.options):

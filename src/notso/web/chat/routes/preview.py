@@ -1,8 +1,8 @@
-"""Sandboxed frames for model output: previews of HTML and SVG without scripts, forms or network, and diagrams.
+"""Sandboxed frames that show model output: one for previews of HTML and SVG, and one for diagrams.
 
-For previews, the sanitizer removes scripts and resources that load automatically, and the frame's content security
-policy blocks whatever remains. The frame for diagrams has an opaque origin that cannot load the page's files, so its
-scripts are inlined, and its policy allows only these scripts, by their digests.
+In previews, scripts, forms and network access are disabled: the sanitizer removes scripts and resources that load
+automatically, and the content security policy blocks whatever remains. The frame for diagrams has an opaque origin that
+cannot load the page's files, so its scripts are inlined, and its policy allows only these scripts, by their digests.
 """
 
 from __future__ import annotations
