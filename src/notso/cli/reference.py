@@ -20,7 +20,7 @@ _EXIT_CODES = {
     exit_codes.BIND_REFUSED: "address in use, or public without an API key",
     exit_codes.NETWORK: "network unavailable or download failed",
     exit_codes.CUT: "`run`: the answer was cut off at the token limit",
-    exit_codes.REQUESTS_FAILED: "`batch`: all requests have been answered, but at least one failed",
+    exit_codes.REQUESTS_FAILED: "`batch`: OUT is complete but contains errors",
     exit_codes.INTERRUPTED: "interrupted by Ctrl-C",
     exit_codes.OUTPUT_CLOSED: "stdout was closed before everything was written to it",
 }

@@ -364,8 +364,8 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     """
     # Each rate has `tok_s` (median), `tok_s_min` and `tok_s_max`. Other keys:
     #   roofline         decode rate as a share of the limit set by the highest read bandwidth of the run
-    #   roofline_beside  the same with the bandwidth measured on the output head right before and after decoding; absent
-    #                    if the head is small
+    #   roofline_beside  like roofline, but with the read bandwidth of the output head, measured right before and after
+    #                    decoding; absent if the head is small
     #   byte_tops        peak of the kernels' byte products, in 10^12 operations per second
     #   first_load_s     time of the first load
     #   load_s           time of the second load, when the file is already in the page cache

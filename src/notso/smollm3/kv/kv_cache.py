@@ -63,7 +63,7 @@ def keep_format(folder: Path, file: GGUFFile, context_tokens: int | None, kv_for
         draft.write_text(json.dumps(newest, indent=1), "utf-8")
         draft.replace(folder / FILE)
     except OSError as error:
-        # Not fatal: the format will usually be the same without a stored choice.
+        # This error is only logged, because even without a stored choice, the same format is usually selected.
         _log.warning("the selected cache format cannot be stored in %s: %s", folder, error.strerror)
         draft.unlink(missing_ok=True)
 

@@ -133,7 +133,7 @@ def _remember(folder: Path, entry: _Entry) -> None:
             draft.write_text(json.dumps([asdict(each) for each in kept], indent=1), "utf-8")
             draft.replace(folder / FILE)
         except OSError as error:
-            # Not fatal: the digest is computed again at the next start.
+            # This error is only logged, because the digest is computed again at the next start.
             _log.debug("the digest of the model cannot be stored in %s: %s", folder, error)
             with suppress(OSError):
                 draft.unlink(missing_ok=True)

@@ -141,7 +141,7 @@ class Quotation:
         return not self._lead and self._found.depth > 0 and self._index.may_end(self._found)
 
     def continuing(self, logits: Floats) -> Ids:
-        """Return tokens (n,) that continue the quotation; at more than NARROW places, only likely ones."""
+        """Return tokens (n,) that continue the quotation. At more than NARROW places, only likely ones are returned."""
         vocabulary, found = self._vocabulary, self._found
         if found.high - found.low > NARROW:
             among = _likeliest(logits[: vocabulary.size], LIKELIEST)

@@ -79,7 +79,7 @@ class Vocabulary:
 
     @property
     def ordinary(self) -> dict[str, int]:
-        # Not stored, because the dict takes ten megabytes and is needed only at construction.
+        # The dict is built on each access, because it takes ten megabytes and is needed only at construction.
         return {token: index for index, token in enumerate(self.tokens) if token not in self._not_ordinary}
 
     def check_id(self, token: int) -> int:

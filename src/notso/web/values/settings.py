@@ -154,7 +154,7 @@ class Settings:
     engine_url: str | None = _setting(  # None: compute locally
         None, help="Run as a front end for the engine at this URL.", metavar="URL", variable="NOTSO_ENGINE_URL"
     )
-    allowed_hosts: tuple[str, ...] = _setting(  # besides loopback and `host`
+    allowed_hosts: tuple[str, ...] = _setting(  # in addition to loopback and `host`
         (),
         help="Accept requests for this host name; repeatable.",
         metavar="NAME",
@@ -173,7 +173,7 @@ class Settings:
         low=0,
         high=MAX_REQUESTS_PER_MINUTE,
     )
-    valkey_url: str | None = _setting(  # for state that may be lost
+    valkey_url: str | None = _setting(  # stores only state that may be lost
         None,
         help="URL of the Valkey or Redis server shared by several notso servers.",
         metavar="URL",
@@ -203,7 +203,7 @@ class Settings:
         metavar="FILE",
         variable="NOTSO_MCP_CONFIG",
     )
-    mcp_allowed_http: tuple[str, ...] = _setting(  # besides this machine
+    mcp_allowed_http: tuple[str, ...] = _setting(  # in addition to this machine
         (),
         help="Allow plain http to MCP servers at this host or network; repeatable.",
         metavar="HOST",
