@@ -85,8 +85,8 @@ class Places(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    # Keys of the places `low`, `low + every`, ... of an interval. The key of a place is the 8 bytes of text that follow
-    # the text that all places of the interval share.
+    # Keys of the places `low`, `low + every`, ... of an interval. The key of a place is the 8 bytes of text after the
+    # first `depth` bytes, in which all places of the interval agree.
 
     low: int
     every: int

@@ -117,7 +117,7 @@ def text_size(line: Sequence[StoredMessage]) -> int:
 
 def conversation_of(line: Sequence[StoredMessage]) -> str | None:
     """Return the conversation id for the engine's cache, which is the id of the first message."""
-    # Clearing a chat deletes its messages, so the engine treats the messages after it as a new conversation.
+    # Clearing a chat deletes its messages, so the engine treats later messages as a new conversation.
     return line[0].id if line else None
 
 
