@@ -267,6 +267,7 @@ class ResponseFields(InputTokenFields):
     background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
+    max_tool_calls: Annotated[Whole, Field(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
     # Accepted only with values that have no effect.
     service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
@@ -276,7 +277,6 @@ class ResponseFields(InputTokenFields):
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Annotated[Name | None, Hint()] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
-    max_tool_calls: Annotated[Annotated[Whole, Field(ge=1)] | None, Hint()] = None
     prompt: None = None
     context_management: Annotated[list[Any], Field(max_length=0)] | None = None
     moderation: None = None
@@ -325,7 +325,10 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "prompt_cache_key": works("prompts are always cached"),
     "prompt_cache_retention": hint("prompts are cached as long as there is space"),
     "prompt_cache_options": hint("prompts are cached as long as there is space"),
-    "max_tool_calls": hint("it limits server-side tools, which are not available", instead="use 1 or more"),
+    "max_tool_calls": works(
+        "1 or more: limits calls of `file_search`, at most one of which happens per response, but not of functions",
+        "use 1 or more",
+    ),
     "prompt": inert("null", "stored prompts are not available; use instructions"),
     "context_management": inert("an empty list", "use truncation"),
     "moderation": inert("null", "moderation is not available; remove this field"),

@@ -378,6 +378,7 @@ def _echoed(fields: ResponseFields, body: Mapping[str, Any], sampling: Mapping[s
     return {
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
+        "max_tool_calls": fields.max_tool_calls,
         "metadata": fields.metadata or {},
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id or None,
