@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -34,6 +34,8 @@ USUAL_TRIGGER = 100_000
 USUALLY_KEPT_TOOL_USES = 3
 CLEARED = "[This result was cleared to save space.]"
 """Replaces a cleared tool result in the prompt."""
+
+MAX_EDITS = 8
 
 Amount = Annotated[int, Field(ge=0)]
 
@@ -100,13 +102,22 @@ class Compact(Fields):
 Edit = Annotated[ClearToolUses | ClearThinking | Compact, Field(discriminator="type")]
 
 
+E = TypeVar("E", bound=Fields)
+
+
 class ContextManagement(Fields):
-    """Edits of a conversation. The first of each kind counts."""
+    """Edits of a conversation. Several edits of the same kind are applied in order."""
 
-    edits: Annotated[list[Edit], Field(max_length=3, fail_fast=True)] | None = None
+    edits: Annotated[list[Edit], Field(max_length=MAX_EDITS, fail_fast=True)] | None = None
 
-    def edit(self, kind: type[Fields]) -> Any:
-        return next((edit for edit in self.edits or () if isinstance(edit, kind)), None)
+    def of_kind(self, kind: type[E]) -> list[E]:
+        return [edit for edit in self.edits or () if isinstance(edit, kind)]
+
+    @property
+    def kept_thinking_turns(self) -> int | None:
+        """Number of latest answers whose reasoning all `clear_thinking` edits keep. None: of all answers."""
+        edits = self.of_kind(ClearThinking)
+        return min((edit.kept_turns for edit in edits if edit.kept_turns is not None), default=None if edits else 1)
 
 
 Count = Callable[[Sequence[Message]], int]
@@ -122,26 +133,38 @@ def edited(
     `count` returns the prompt tokens of messages; its errors propagate. The messages' `keep_reasoning` must be set.
     """
     # The caller has applied `clear_thinking` by setting `keep_reasoning`. Only the number of tokens that it saves is
-    # computed here.
+    # computed here. Several such edits are reported as one, because only the strictest has an effect.
     applied: list[Mapping[str, Any]] = []
     turns = sum(map(_is_thoughtless, messages[:-1]))
-    if management.edit(ClearThinking) is not None and turns:
+    if turns and management.of_kind(ClearThinking):
         whole = [replace(each, keep_reasoning=True) if _is_thoughtless(each) else each for each in messages[:-1]]
         saved = count([*whole, messages[-1]]) - count(messages)
         if saved > 0:
             counts = {"cleared_thinking_turns": turns, "cleared_input_tokens": saved}
             applied.append({"type": "clear_thinking_20251015", **counts})
-    clearing: ClearToolUses | None = management.edit(ClearToolUses)
-    ids = _old_uses(messages, clearing) if clearing is not None else set()
-    if clearing is not None and ids:
+    for clearing in management.of_kind(ClearToolUses):
+        ids = _old_uses(messages, clearing)
+        if not ids:
+            continue
         before, trigger = count(messages), clearing.trigger or InputTokens(type="input_tokens", value=USUAL_TRIGGER)
         shorter = tuple(_without(message, ids, clearing.clear_tool_inputs) for message in messages)
         saved = before - count(shorter)
         is_due = isinstance(trigger, ToolUses) or before > trigger.value
         if is_due and saved > 0 and saved >= (clearing.clear_at_least.value if clearing.clear_at_least else 0):
-            messages, counts = shorter, {"cleared_tool_uses": len(ids), "cleared_input_tokens": saved}
+            counts = {"cleared_tool_uses": _changed_uses(messages, shorter), "cleared_input_tokens": saved}
+            messages = shorter
             applied.append({"type": "clear_tool_uses_20250919", **counts})
     return messages, tuple(applied)
+
+
+def _changed_uses(before: Sequence[Message], after: Sequence[Message]) -> int:
+    # An earlier edit may have cleared some of the results already.
+    ids: set[str | None] = set()
+    for old, new in zip(before, after, strict=True):
+        if old.content != new.content:
+            ids.add(old.tool_call_id)
+        ids.update(call.id for call, other in zip(old.tool_calls, new.tool_calls, strict=True) if call != other)
+    return len(ids)
 
 
 def _is_thoughtless(message: Message) -> bool:

@@ -26,7 +26,6 @@ from notso.web.api.messages.fields import (
     Applied,
     AssistantTurn,
     AutoChoice,
-    ClearThinking,
     ContentSource,
     ContextManagement,
     CountFields,
@@ -372,8 +371,7 @@ def _conversation(
     # Reasoning is kept in the last `kept_turns` turns. User messages with tool results do not begin a turn.
     asked_at = [-1, *(at for at, turn in enumerate(fields.messages) if _asks(turn))]
     management = fields.context_management or ContextManagement()
-    clearing: ClearThinking | None = management.edit(ClearThinking)
-    kept_turns = 1 if clearing is None else clearing.kept_turns
+    kept_turns = management.kept_thinking_turns
     kept_from = -1 if kept_turns is None else asked_at[max(0, len(asked_at) - kept_turns)]
     for at, turn in enumerate(fields.messages):
         yield from _turn(turn, documents, files, pins, keeps_reasoning=at > kept_from)
