@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from notso.smollm3 import Message
 from notso.web.api.request_fields.fields import (
@@ -355,6 +355,12 @@ class SystemTurn(Fields):
 AnyTurn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
+def _with_direct(callers: list[str]) -> list[str]:
+    if callers and "direct" not in callers:
+        raise ValueError("it should contain direct, because only the model calls tools")
+    return callers
+
+
 class AnthropicTool(Fields):
     """A function the model may call."""
 
@@ -365,7 +371,10 @@ class AnthropicTool(Fields):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     defer_loading: bool | None = None
-    allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1, fail_fast=True)] | None = None
+    allowed_callers: Annotated[list[Name], Field(max_length=8, fail_fast=True), AfterValidator(_with_direct)] | None = (
+        None
+    )
+    input_examples: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     eager_input_streaming: Annotated[bool | None, Hint(done=(False,))] = None
 
 
@@ -448,6 +457,7 @@ class CountFields(Fields):
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: AnyToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
     speed: Annotated[Literal["standard", "fast"] | None, Hint(done=("standard",))] = None
@@ -466,7 +476,7 @@ class MessageFields(CountFields):
     # Accepted only with values that have no effect.
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
-    inference_geo: None = None
+    inference_geo: Literal["global"] | None = None
 
 
 COUNT_NOTES: Notes = {
@@ -487,6 +497,7 @@ COUNT_NOTES: Notes = {
     "output_config": works(
         "`format`: the JSON schema of the answer after the reasoning; `effort`: limits adaptive thinking, see below"
     ),
+    "output_format": works("older name for `output_config.format`"),
     "cache_control": works(
         "prompts are always cached; a `ttl` of `1h` in a text or document pins the prompt up to that block on disk"
     ),
@@ -511,7 +522,7 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
     "service_tier": inert("auto or standard_only: there is only one tier", "there is only one tier; remove this field"),
     "container": inert("null", "code execution is not available"),
     "thread": refused(THREAD_ADVICE),
-    "inference_geo": inert("null", "responses are generated on the server's machine; remove this field"),
+    "inference_geo": inert("`global`", "responses are generated on the server's machine; remove this field"),
 }
 
 WITHIN_MESSAGE: Notes = {
@@ -529,9 +540,9 @@ WITHIN_MESSAGE: Notes = {
     "citations": works(
         "in documents and search results: with `enabled`, the answer quotes them verbatim; every citation is verified"
     ),
-    "input_examples": refused("put examples in the description"),
+    "input_examples": works("part of the tool's schema in the prompt, as `examples`"),
     "defer_loading": works("true: the prompt omits the tool until a `tool_reference` in a tool result names it"),
-    "allowed_callers": inert("`direct`", "only the model calls tools"),
+    "allowed_callers": works("a list that contains `direct`, because only the model calls tools"),
     "clear_tool_uses_20250919": works(f"the results of all but the newest calls become `{CLEARED}`"),
     "clear_thinking_20251015": works("`keep`: the number of responses whose reasoning stays in the prompt, or `all`"),
     "compact_20260112": hint("conversations are not summarized; prompts that do not fit are refused"),
