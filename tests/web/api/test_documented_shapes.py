@@ -165,6 +165,19 @@ def test_a_raw_prompt_has_no_context() -> None:
         parse_generate({"prompt": "x", "raw": True, "context": [1]})
 
 
+@pytest.mark.parametrize("name", ["thinking_budget", "thinking_budget_tokens", "reasoning_budget_tokens"])
+def test_a_thinking_budget_has_the_names_and_values_of_llama_cpp(name: str) -> None:
+    def budget(**fields: Any) -> Any:
+        asked = parse_chat_request({"messages": [ASK], **fields})
+        assert asked.options.thinking and asked.hints == ()
+        return asked.params[0].thinking_budget
+
+    assert (budget(**{name: 7}), budget(**{name: 0}), budget(**{name: -1})) == (7, 0, None)
+    assert budget(**{name: -1, "reasoning_effort": "low"}) == 256
+    with pytest.raises(ApiError):
+        budget(**{name: -2})
+
+
 def test_values_of_llama_cpp_keep_their_meaning() -> None:
     def native(**fields: Any) -> Any:
         return parse_native_request({"prompt": "x", **fields})

@@ -64,6 +64,9 @@ from notso.web.api.request_fields.sampling_fields import (
 )
 from notso.web.api.shared.api_request import ApiRequest
 
+NO_BUDGET = -1
+"""Value of `thinking_budget` that does not limit the reasoning, as in llama.cpp."""
+
 AnswerPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
@@ -259,6 +262,8 @@ class ChatFields(GrammarFields):
     reasoning: ReasoningOptions | None = None
     thinking_budget: Whole | None = None
     thinking_token_budget: Whole | None = None
+    thinking_budget_tokens: Whole | None = None
+    reasoning_budget_tokens: Whole | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     store: Annotated[bool | None, Hint(done=(False,))] = None
     service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
@@ -311,8 +316,10 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "thinking": works("true or false, or `type` `enabled`, `disabled`, `adaptive` with `budget_tokens`"),
     "think": works("true or false, or an effort as in `reasoning_effort`"),
     "reasoning": works("`effort` as in `reasoning_effort`, `max_tokens` as `thinking_budget`, `enabled`"),
-    "thinking_budget": works("maximum reasoning tokens; overrides `reasoning_effort`"),
+    "thinking_budget": works("maximum reasoning tokens; overrides `reasoning_effort`, unless it is -1"),
     "thinking_token_budget": works("vLLM's name for `thinking_budget`"),
+    "thinking_budget_tokens": works("llama.cpp's name for `thinking_budget`"),
+    "reasoning_budget_tokens": works("llama.cpp's newer name for `thinking_budget`"),
     "reasoning_format": works(
         "`auto` and `deepseek` return reasoning in `reasoning_content`; `none` leaves it in the text, within tags"
     ),
@@ -450,9 +457,12 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     if effort is not None and asked is not None and asked == (effort == "none"):
         raise invalid(said, f"{said} and {name} contradict each other")
     thinking = effort != "none" if effort is not None else asked is not False
+    most = either(
+        fields, "thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"
+    )
     budgets = (
         *(
-            either(fields, "thinking_budget", "thinking_token_budget"),
+            None if most == NO_BUDGET else most,
             options.budget_tokens if isinstance(options, ThinkingOptions) else None,
         ),
         *(reasoning.max_tokens if reasoning else None, EFFORT_BUDGETS.get(effort or "")),
