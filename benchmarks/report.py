@@ -28,7 +28,11 @@ describes how each figure is measured.
 """
 
 GAPS = (("p50", "gap, median"), ("p99", "gap, p99"), ("max", "gap, maximum"))
-STREAMS = (("complete", "complete"), ("left", "left early by the reader"), ("told to wait", "rejected, to retry later"))
+STREAMS = (
+    ("complete", "complete"),
+    ("left", "left early by the reader"),
+    ("told to wait", "rejected, then retried"),
+)
 
 Row = dict[str, Any]
 RATES: tuple[tuple[str, Callable[[Row], str]], ...] = (
@@ -231,7 +235,7 @@ def block_types(result: dict[str, Any]) -> str:
     head = ["type", "bits", "decode", *beside, "prefill", *beside]
     first = result["block_types"][0]
     text = (
-        "## Each block type beside llama.cpp\n\n"
+        "## Speed of each block type compared with llama.cpp\n\n"
         + about(
             result["machine"],
             f"{first['kernels']} kernels, one thread, CPU time",
@@ -264,11 +268,11 @@ def type_scores(result: dict[str, Any]) -> str:
         for row in result["type_scores"]
     ]
     return (
-        "## Each block type's answers beside llama.cpp's\n\n"
+        "## Accuracy of each block type compared with llama.cpp\n\n"
         f"{result['date']}, {result['library']}. The demo model with all matrices of one type, quantized by llama.cpp: "
-        f"nats per token for {result['type_scores'][0]['tokens']} tokens of its own answers, and the divergence from "
-        "float arithmetic with the same file.\n\n"
-        + table(["type", "exact", "notso", "llama.cpp", "notso's divergence", "llama.cpp's"], rows)
+        f"negative log-likelihood in nats per token over {result['type_scores'][0]['tokens']} tokens of its own "
+        "answers, and the KL divergence from float arithmetic with the same file.\n\n"
+        + table(["type", "exact", "notso", "llama.cpp", "divergence of notso", "of llama.cpp"], rows)
     )
 
 
@@ -281,8 +285,8 @@ def server(result: dict[str, Any]) -> str:
     return (
         f"## Cost of stream readers\n\n{about(result['machine'])}\n"
         + table(["a streamed answer with", "tokens/s"], rows)
-        + f"\nThe readers reduce the decode rate by {result['cost_percent']:.1f} %. {result['received_mb']:.1f} MB "
-        f"were streamed, and the readers themselves took {result['readers_cpu_percent']:.1f} % of a core.\n"
+        + f"\nWith readers, decoding speed changes by {-result['cost_percent']:+.1f} %. {result['received_mb']:.1f} MB "
+        f"were streamed, and the readers used {result['readers_cpu_percent']:.1f} % of a core.\n"
     )
 
 
@@ -298,12 +302,12 @@ def stream_readers(result: dict[str, Any]) -> str:
             result["machine"],
             f"{result['model']}",
             f"{result['readers']} readers for {result['seconds']:.0f} s",
-            f"a load of {result['load_before']:.2f} before",
+            f"load average before the run {result['load_before']:.2f}",
         )
         + "\n"
         + table(["", "measured"], rows)
-        + f"\n{result['gaps']:,} times between two pieces of an answer, measured at the readers. All readers start at "
-        "once; requests beyond the limit of waiting ones (32) are rejected, and the readers retry.\n"
+        + f"\n{result['gaps']:,} intervals between two pieces of an answer, measured by the readers. All readers start "
+        "at once; requests beyond the queue limit (32) are rejected, and the readers retry.\n"
     )
 
 
@@ -316,10 +320,11 @@ def page_typing(result: dict[str, Any]) -> str:
             result["machine"],
             f"Chromium {result['chromium']}",
             f"{result['messages']} messages shown",
-            f"a load of {result['load_before']:.2f} before" + (", real-time priority" if result["real_time"] else ""),
+            f"load average before the run {result['load_before']:.2f}"
+            + (", real-time priority" if result["real_time"] else ""),
         )
         + "\n"
-        + table(["from a key press to its display", "ms"], rows)
+        + table(["time from a key press to its display", "ms"], rows)
         + f"\n{result['keys']} key presses, one every 80 ms.\n"
     )
 
@@ -335,7 +340,7 @@ def chats(result: dict[str, Any]) -> str:
     return (
         f"## Concurrent and long chats\n\n{'; '.join(sorted(machines))}.\n\n"
         + table(["", "measured", "CPU time of other programs"], rows)
-        + "\nThe CPU time of other programs during a measurement lengthens times, above all the longest ones.\n"
+        + "\nCPU time of other programs during a measurement increases the measured times, especially the maxima.\n"
     )
 
 
@@ -346,7 +351,7 @@ def speculation(result: dict[str, Any]) -> str:
         for row in result["speculation"]
     ]
     steps = result["step_ms"]
-    took = "Steps were not measured; the engine's estimates are used.\n"
+    took = "The step times are the engine's estimates, not measurements.\n"
     if steps:
         took = table(["rows of a step", *steps], [["ms", *(f"{ms:.0f}" for ms in steps.values())]])
     return (
@@ -360,7 +365,11 @@ def speculation(result: dict[str, Any]) -> str:
 def gap_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
     label = f"time between tokens during prefill of {it['prompt_tokens']:,} tokens of another chat, p50 / p99 / max, ms"
     gaps = f"{it['gap_ms_p50']:.0f} / {it['gap_ms_p99']:.0f} / {it['gap_ms_max']:.0f}"
-    return [("decode step, ms", f"{it['step_ms']:.0f}"), (label, gaps), ("that prefill, s", f"{it['prompt_s']:.1f}")]
+    return [
+        ("decode step, ms", f"{it['step_ms']:.0f}"),
+        (label, gaps),
+        ("time of that prefill, s", f"{it['prompt_s']:.1f}"),
+    ]
 
 
 def turn_rows(it: dict[str, Any]) -> list[tuple[str, str]]:

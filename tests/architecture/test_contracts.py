@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 # (module, forbidden import to add to it). A single run of import-linter finds that all contracts are broken.
 CLIMBERS = [
-    ("smollm3/output/lookahead.py", "import notso.web.app"),  # floors
+    ("smollm3/output/lookahead.py", "import notso.web.app"),  # layers
     ("documents/values.py", "from notso.documents import kinds"),  # documents-inside
     ("system/libsystem.py", "from notso.system import memory"),  # system-inside
     ("web/values/ids.py", "from notso.smollm3.text.tokenizer import Tokenizer"),  # web-public-names
@@ -35,12 +35,12 @@ CLIMBERS = [
     ("qtensor/backends/protocol.py", "from notso.qtensor.backends.cpu import cpu_backend"),  # devices-apart
     ("qtensor/backends/cpu/huge_pages.py", "from notso.qtensor.backends.cpu import ops"),  # cpu-inside
     ("qtensor/backends/cuda/driver.py", "from notso.qtensor.backends.cuda import program"),  # cuda-inside
-    ("smollm3/values/messages.py", "from notso.smollm3.engine import engine"),  # model-rooms
-    ("smollm3/hub/registry.py", "from notso.qtensor import tensor"),  # few-know-tensors
+    ("smollm3/values/messages.py", "from notso.smollm3.engine import engine"),  # model-inside
+    ("smollm3/hub/registry.py", "from notso.qtensor import tensor"),  # tensor-users
     ("smollm3/scheduling/sequence.py", "import numpy"),  # no-arrays
     ("smollm3/text/prompt.py", "from notso.smollm3.kv import offload"),  # language-apart
     ("smollm3/kv/offload.py", "from notso.smollm3.text import prompt"),  # tensors-apart
-    ("web/edge/limits.py", "from notso.web.store import tree"),  # web-rooms
+    ("web/edge/limits.py", "from notso.web.store import tree"),  # web-inside
     ("web/api/messages/fields.py", "from notso.web.api.responses import fields"),  # apis-apart
     ("web/store/tree.py", "from notso.web.store.sqlite import store"),  # store-by-protocol
     ("web/replicas/turn_relay.py", "import valkey"),  # exchange-by-protocol

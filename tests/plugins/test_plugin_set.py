@@ -12,6 +12,7 @@ from plugins.installed_plugins import NAMES, install
 
 from notso.plugins.errors import PluginError
 from notso.plugins.loading import installed
+from notso.plugins.offers import checked_offer
 from notso.plugins.process import PluginProcess, Plugins
 
 
@@ -34,6 +35,21 @@ def test_they_are_listed_without_running_any() -> None:
 def test_a_name_that_is_none_is_refused(names: tuple[str, ...], why: str) -> None:
     with pytest.raises(PluginError, match=why):
         Plugins(names)
+
+
+def test_plugins_and_what_they_provide_are_named_by_one_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("with_underscore", "with-dash", "Capital", "1st", "a.b")
+    install(tmp_path / "named", monkeypatch, dict.fromkeys(names, "hostile_plugin:KIND"))
+    assert set(names) <= {each.name for each in installed()}
+    for name in names:
+        _, left_out = checked_offer({"slash_commands": [{"name": name, "usage": "", "does": ""}]})
+        if name in ("with_underscore", "with-dash"):
+            assert not left_out and Plugins((name,)).find(name) is not None
+            continue
+        rule = left_out[0].partition("name ")[2]
+        with pytest.raises(PluginError) as caught:
+            Plugins((name,))
+        assert str(caught.value) == f"the plugin {name!r} cannot be enabled: its name {rule}"
 
 
 def offering(name: str, **offer: object) -> PluginProcess:

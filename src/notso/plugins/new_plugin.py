@@ -9,14 +9,15 @@ from pathlib import Path
 
 from notso.plugins.errors import PluginError
 from notso.plugins.loading import installed
-from notso.plugins.process import NAME
+from notso.plugins.offers import NAME
 
 TEMPLATE = Path(__file__).parent / "template"
 
 
 def write_plugin(name: str, folder: Path) -> list[Path]:
     """Create a plugin in the new `folder` and return its files. Raises PluginError or OSError."""
-    if not NAME.fullmatch(name) or name.endswith("-") or "--" in name:
+    # pip replaces underscores and repeated dashes in a distribution's name, which is the plugin's name.
+    if not NAME.fullmatch(name) or "_" in name or name.endswith("-") or "--" in name:
         raise PluginError(
             f"a plugin's name must begin with a letter and consist of up to 32 lowercase letters, digits and single "
             f"dashes, not {name[:40]!r}",

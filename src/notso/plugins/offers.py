@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+"""Names of plugins, and of their tools, commands and logits processors."""
+NAME_RULE = "must be a lowercase letter and up to 31 lowercase letters, digits, _ and -"
 MAX_GIVEN = 32  # maximum number of entries of each kind (tools, commands, pages, ...) per plugin
 MAX_SCHEMA_CHARACTERS = 65_536
 MAX_TEXT_CHARACTERS = 10_000
@@ -52,7 +54,7 @@ def _problem(row: Any, checks: Mapping[str, Callable[[Any], str]]) -> str:
 
 def _name(given: Any) -> str:
     fits = isinstance(given, str) and NAME.fullmatch(given)
-    return "" if fits else "must be a lowercase letter followed by up to 31 lowercase letters, digits, _ or -"
+    return "" if fits else NAME_RULE
 
 
 def _text(given: Any) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import selectors
 import signal
 import socket
@@ -27,11 +26,10 @@ from typing import Any, Literal
 from notso.plugins import wire
 from notso.plugins.errors import PluginError, PluginRefusalError
 from notso.plugins.loading import installed
-from notso.plugins.offers import checked_offer, is_answer
+from notso.plugins.offers import NAME, NAME_RULE, checked_offer, is_answer
 from notso.system.confinement import Rights, environment
 
 RowFunction = Callable[[memoryview, memoryview], bytes]
-NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 State = Literal["starting", "on", "off"]
 
 START_SECONDS = 60.0  # timeout of loading a plugin, which imports its libraries
@@ -364,9 +362,11 @@ class Plugins:
     def __init__(self, names: Sequence[str] = ()) -> None:
         known = {each.name for each in installed()} if names else set()
         for name in names:
-            if name not in known or not NAME.fullmatch(name):
+            if name not in known:
                 there = ", ".join(sorted(known)) or "none"
                 raise PluginError(f"no plugin {name!r} is installed; installed: {there}", plugin=name)
+            if not NAME.fullmatch(name):
+                raise PluginError(f"the plugin {name!r} cannot be enabled: its name {NAME_RULE}", plugin=name)
             if names.count(name) > 1:
                 raise PluginError(f"the plugin {name} is specified more than once", plugin=name)
         self.processes = tuple(PluginProcess(name) for name in names)

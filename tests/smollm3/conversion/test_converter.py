@@ -14,6 +14,7 @@ from smollm3.conversion.hf_folder_of import write_folder
 
 from notso.qtensor import GGUFFile, QTensor, SafetensorsError
 from notso.smollm3 import Engine, InvalidRequestError, ModelFileError
+from notso.smollm3.conversion import hf_config
 from notso.smollm3.conversion.converter import MIXES, convert
 
 MODELS = [
@@ -116,7 +117,7 @@ def test_yarn_and_newer_names(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"no_rope_layers": [1, 1]}, None),
-        ({"no_rope_layers": [1, 0]}, "no_rope_layers must be 0 for every 4th layer"),
+        ({"no_rope_layers": [1, 0]}, r"must be 0 for layers 4, 8, 12, \.\.\. "),
         ({"no_rope_layer_interval": 3}, "no_rope_layer_interval must be 4"),
         ({"layer_types": ["sliding_attention"]}, "layer_types"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RoPE scaling of type 'llama3'"),
@@ -140,6 +141,14 @@ def test_what_is_no_smollm3_is_refused_by_name(tmp_path: Path, config: dict[str,
     with pytest.raises(ModelFileError, match=words):
         convert(folder, tmp_path / "made.gguf", "F16")
     assert not list(tmp_path.glob("*.gguf*")) and not list(tmp_path.glob(".*"))
+
+
+def test_layers_without_rope_are_named_for_every_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_config, "NO_ROPE_LAYER_INTERVAL", 2)
+    folder = write_folder(SMALL, tmp_path / "folder", no_rope_layers=[0, 1], no_rope_layer_interval=2)
+    with pytest.raises(ModelFileError) as error:
+        convert(folder, tmp_path / "made.gguf", "F16")
+    assert str(error.value).endswith("must be 0 for layers 2, 4, 6, ... (counted from 1) and 1 for the others")
 
 
 @pytest.mark.parametrize("gone", ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"])

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import fields
 from inspect import signature
+from typing import Any
 
 import pytest
 from scripted_engine import ScriptedEngine
 
-from notso.smollm3 import Engine, InvalidRequestError, RequestOptions, SamplingParams
+from notso.smollm3 import (
+    Engine,
+    FixedPrefix,
+    InvalidRequestError,
+    QuoteSource,
+    Replay,
+    RequestOptions,
+    SamplingParams,
+)
 from notso.web.engine.port import ChatEngine
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0)
@@ -75,3 +84,26 @@ def test_a_date_is_a_date(value: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"date must be a datetime\.date") as error:
         RequestOptions(date=value)  # type: ignore[arg-type]
     assert error.value.param == "date"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rule"),
+    [
+        ({"scope": ""}, "scope is not empty; without a scope, use None"),
+        ({"reading": ""}, "reading is not empty; without a reading, use None"),
+        ({"scope": 5}, "scope is None or text in valid Unicode"),
+        ({"reading": "\ud800"}, "reading is None or text in valid Unicode"),
+        ({"characters": -1}, "characters is a whole number, 0 or more"),
+    ],
+)
+def test_a_wrong_prefix_is_explained(prefix: dict[str, Any], rule: str) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        FixedPrefix(**{"message": 0, "characters": 1} | prefix)
+    assert str(error.value) == f"prefix must be a FixedPrefix in which {rule}" and error.value.param == "prefix"
+
+
+def test_numbers_below_0_and_what_is_no_text_are_explained() -> None:
+    with pytest.raises(InvalidRequestError, match="ids is a tuple of whole numbers, 0 or more"):
+        Replay((-1,))
+    with pytest.raises(InvalidRequestError, match="name is text in valid Unicode"):
+        QuoteSource("x", 5)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anthropic
@@ -10,7 +10,8 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from notso.smollm3 import Message
-from notso.web.api.messages.fields import CLEARED
+from notso.web.api.messages.fields import CLEARED, edited
+from notso.web.api.messages.request import parse_message_request
 
 Start = Callable[..., Any]
 URL = "/v1/messages"
@@ -122,6 +123,49 @@ def test_thoughts_stay_as_asked(start: Start, keep: Any, kept: int) -> None:
     thoughts = [each for each in engine.requests[-1].messages if each.reasoning_content]
     assert [each.keep_reasoning for each in thoughts] == [False] * (5 - kept) + [True] * kept
     assert [edit.cleared_thinking_turns for edit in applied] == ([5 - kept] if kept < 5 else [])
+
+
+def test_several_edits_of_a_kind_are_applied_in_order(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    writes_stay = tool_uses(keep={"type": "tool_uses", "value": 1}, exclude_tools=["write"])
+    first, second = asked(server, writes_stay, tool_uses())
+    assert results(engine) == [False, False, False, False, True]
+    assert (first.cleared_tool_uses, second.cleared_tool_uses) == (3, 1)
+    # The second edit clears nothing that the first has left.
+    (only,) = asked(server, tool_uses(), writes_stay | {"keep": {"type": "tool_uses", "value": 3}})
+    assert results(engine) == [False, False, True, True, True] and only.cleared_tool_uses == 2
+
+
+def test_a_later_edit_clears_the_inputs_of_cleared_results() -> None:
+    asking = parse_message_request(
+        {
+            **{"max_tokens": 1, "messages": conversation()},
+            "context_management": {"edits": [tool_uses(), tool_uses(clear_tool_inputs=["write"])]},
+        }
+    )
+    assert asking.management is not None
+
+    def characters(messages: Sequence[Message]) -> int:
+        return sum(len(each.content) + sum(len(call.arguments) for call in each.tool_calls) for each in messages)
+
+    messages, applied = edited(asking.messages, asking.management, characters)
+    saved = len(asking.messages[3].tool_calls[0].arguments) - len("{}")
+    assert [call.arguments for each in messages for call in each.tool_calls].index("{}") == 1
+    assert [each["cleared_tool_uses"] for each in applied] == [2, 1] and applied[1]["cleared_input_tokens"] == saved
+
+
+@pytest.mark.parametrize("keep", [("all", 3, 4), (4, 3, "all"), (3,)])
+def test_of_several_edits_the_strictest_decides_which_thoughts_stay(start: Start, keep: tuple[Any, ...]) -> None:
+    engine = ScriptedEngine()
+    kept = [each if each == "all" else {"type": "thinking_turns", "value": each} for each in keep]
+    (edit,) = asked(
+        start(engine).ready(),
+        *({"type": "clear_thinking_20251015", "keep": each} for each in kept),
+        asks_between=True,
+    )
+    thoughts = [each.keep_reasoning for each in engine.requests[-1].messages if each.reasoning_content]
+    assert thoughts == [False] * 3 + [True] * 2 and edit.cleared_thinking_turns == 3
 
 
 def test_thoughts_of_an_answer_that_goes_on_stay(start: Start) -> None:

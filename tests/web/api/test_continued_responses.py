@@ -3,6 +3,7 @@ any."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import secrets
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from notso.smollm3 import Engine
 from notso.web.api.shared import background
+from notso.web.store.records import OpenResponse
 from notso.web.store.sql.records import SQLRecords
 
 Start = Callable[..., Any]
@@ -151,3 +154,13 @@ def test_another_model_begins_what_is_polled_again(start: Start, left: Path) -> 
     server.wait(COPIED.is_set)
     again = start(other_arithmetic, data_dir=left).ready()
     again.wait(lambda: again.client.get(f"/v1/responses/{id}").json().get("status") in ("completed", "incomplete"))
+
+
+def test_a_response_keeps_its_creation_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(1_000, 1_000)
+    monkeypatch.setattr(background, "_now_ms", lambda: next(clock))
+    first, other = Request({"type": "http"}), Request({"type": "http"})
+    assert background.created_ms(first) == 1_000 < background.created_ms(other)
+    assert background.created_ms(first) == 1_000
+    left = OpenResponse("r", "a", "{}", "[]", 7, 500)
+    assert background.created_ms(Request({"type": "http", background.LEFT: left})) == 500

@@ -73,7 +73,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
         "include, reasoning.summary, text.verbosity, client_metadata",
     ),
     ({"include": ["message.output_text.logprobs"], "text": {"verbosity": "medium"}}, ""),
-    ({"include": [], "max_tool_calls": 5, "service_tier": "priority"}, "max_tool_calls, service_tier"),
+    ({"include": [], "max_tool_calls": 5, "service_tier": "priority"}, "service_tier"),
     (
         {"reasoning": {"context": "auto", "mode": "standard", "generate_summary": "concise"}},
         "reasoning.generate_summary",

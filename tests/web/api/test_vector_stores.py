@@ -135,6 +135,9 @@ def test_file_search_finds_passages_and_answers_cite_their_files(start: Start) -
         client.responses.create(**asked, tool_choice=choice)
         assert engine.requests[-1].options.tool_choice == "auto"
     assert client.responses.create(**asked, tool_choice="none").output[0].type == "message"
+    limited = client.responses.with_raw_response.create(**asked, max_tool_calls=1)
+    assert "x-notso-ignored" not in limited.headers and limited.parse().to_dict()["max_tool_calls"] == 1
+    assert [each.type for each in limited.parse().output] == ["file_search_call", "message"]
     events = list(client.responses.create(**asked, stream=True))
     kinds = [each.type for each in events]
     steps = [f"response.file_search_call.{step}" for step in ("in_progress", "searching", "completed")]

@@ -21,6 +21,7 @@ from notso.web.chat import views
 from notso.web.chat.suggestions import REQUEST, questions_in
 from notso.web.chat.templates import by_day
 from notso.web.store.protocol import Chat
+from notso.web.store.sql.store import SQLStore
 from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
@@ -91,6 +92,14 @@ def test_deleting_another_chat_leaves_the_page_alone(start: Start) -> None:
 
 
 def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    purges = []
+    purge = SQLStore.purge
+
+    async def counted(store: SQLStore, *given: Any) -> int:
+        purges.append(await purge(store, *given))
+        return purges[-1]
+
+    monkeypatch.setattr(SQLStore, "purge", counted)
     monkeypatch.setattr(app, "UNDO_SECONDS", 1e-6)
     monkeypatch.setattr(app, "PURGE_SECONDS", 0.05)
     engine = ScriptedEngine()
@@ -104,8 +113,9 @@ def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch
     assert asked_for.conversation is not None
     server.wait(lambda: bool(engine.cleared))  # Cached state is cleared only when undo is no longer possible.
     assert engine.cleared == [(asked_for.owner, asked_for.conversation)]
-    time.sleep(0.2)  # time for further purges, which find nothing to do
-    assert len(engine.cleared) == 1
+    before = len(purges)
+    server.wait(lambda: len(purges) >= before + 3)  # the purge of this chat, and later ones, which find nothing to do
+    assert len(engine.cleared) == 1 and sum(purges) == 1 and purges[-1] == 0
     assert server.client.post(f"/undo/{trash}", data={}).status_code == 404
 
 

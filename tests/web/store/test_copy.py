@@ -17,7 +17,7 @@ from notso.cli import exit_codes
 from notso.cli.app import run_command_line
 from notso.smollm3 import Message, ToolCall
 from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
-from notso.web.store.copy import copy_everything
+from notso.web.store.copy import TABLES, copy_everything
 from notso.web.store.documents import Member
 from notso.web.store.opening import access_store_at, store_at
 from notso.web.store.protocol import (
@@ -30,7 +30,7 @@ from notso.web.store.protocol import (
     ToolUse,
     TurnAccepted,
 )
-from notso.web.store.records import KeptAnswer, StoredBatch, StoredFile
+from notso.web.store.records import KeptAnswer, OpenResponse, StoredBatch, StoredFile
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageError
@@ -137,6 +137,49 @@ def test_there_and_back_nothing_is_lost(tmp_path: Path, database: str, capsys: p
 
     in_directory(after, look)
     asyncio.run(in_postgres())
+
+
+def test_leases_are_not_copied(tmp_path: Path, database: str) -> None:
+    response = OpenResponse("resp_1", OWNER, "{}", "[]", 7, 1, tries=1)
+    now_ms = 10
+
+    async def killed_server(store: SQLiteStore) -> None:
+        await store.records.add_open_response(response, "killed")
+        await store.records.add_batch(StoredBatch("batch_1", OWNER, 1, {}, {}))
+        assert await store.records.claim_batch("killed", (), now_ms)
+        library = await store.documents.new_library(OWNER, "Reports")
+        assert library is not None
+        assert await store.documents.add(OWNER, library.id, "a.txt", b"text")
+        assert await store.documents.claim(now_ms)
+        assert await store.records.claim_open_response("other", (), now_ms) is None
+        assert await store.records.claim_batch("other", (), now_ms) is None
+        assert await store.documents.claim(now_ms) is None
+
+    async def next_server(store: Any) -> None:
+        assert await store.records.claim_open_response("other", (), now_ms) == replace(response, tries=2)
+        assert await store.records.claim_batch("other", (), now_ms)
+        assert await store.documents.claim(now_ms)
+
+    in_directory(tmp_path / "before", killed_server)
+    copy_everything(str(tmp_path / "before"), str(tmp_path / "after"))
+    copy_everything(str(tmp_path / "before"), database)
+    in_directory(tmp_path / "after", next_server)
+    in_store(store_at(Path(), database), next_server)
+
+
+def test_every_other_column_is_copied(tmp_path: Path) -> None:
+    """Except row numbers, and words counted for the search, which each database assigns itself."""
+
+    async def nothing(store: SQLiteStore) -> None:
+        pass
+
+    in_directory(tmp_path, nothing)
+    with contextlib.closing(sqlite3.connect(tmp_path / "notso.db")) as db:
+        for table in TABLES:
+            columns = {name for _, name, *_ in db.execute(f"PRAGMA table_info({table.name})")}
+            left_out = columns - set(table.columns)
+            assert left_out <= {"holder", "held_until_ms", "number", "passages", "words"}, table.name
+            assert not {"holder", "held_until_ms"} & set(table.columns), table.name
 
 
 def test_a_target_that_holds_something_is_left_alone(tmp_path: Path, database: str) -> None:

@@ -240,14 +240,13 @@ def _check_layers(config: Mapping[str, Any]) -> None:
     if given is not None and isinstance(layers, int):
         expected = [int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(min(layers, 4096))]
         if not isinstance(given, list) or given[: len(expected)] != expected:  # a longer list is allowed
-            raise ModelFileError(f"{CONFIG}: no_rope_layers must be 0 for every {_fourth()} layer and 1 for others")
+            multiples = ", ".join(str(number * NO_ROPE_LAYER_INTERVAL) for number in (1, 2, 3))
+            raise ModelFileError(
+                f"{CONFIG}: no_rope_layers must be 0 for layers {multiples}, ... (counted from 1) and 1 for the others"
+            )
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or set(map(str, kinds)) - {"full_attention"}):
         raise ModelFileError(f"{CONFIG}: layer_types must contain only full_attention")
-
-
-def _fourth() -> str:
-    return f"{NO_ROPE_LAYER_INTERVAL}th"
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:

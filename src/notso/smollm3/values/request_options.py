@@ -60,11 +60,13 @@ class FixedPrefix:
     def __post_init__(self) -> None:
         for name in ("message", "characters"):
             value = getattr(self, name)
-            require(type(value) is int and value >= 0, "prefix", f"a FixedPrefix in which {name} is a whole number")
+            is_count = type(value) is int and value >= 0
+            require(is_count, "prefix", f"a FixedPrefix in which {name} is a whole number, 0 or more")
         for name in ("scope", "reading"):
             value = getattr(self, name)
-            is_text = value is None or (isinstance(value, str) and value != "" and _is_unicode(value))
-            require(is_text, "prefix", f"a FixedPrefix in which {name} is text in valid Unicode")
+            require(value != "", "prefix", f"a FixedPrefix in which {name} is not empty; without a {name}, use None")
+            is_text = value is None or (isinstance(value, str) and _is_unicode(value))
+            require(is_text, "prefix", f"a FixedPrefix in which {name} is None or text in valid Unicode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Replay:
         for name in ("ids", "closed_at"):
             values = getattr(self, name)
             are_numbers = isinstance(values, tuple) and all(type(each) is int and each >= 0 for each in values)
-            require(are_numbers, "replay", f"a Replay in which {name} is a tuple of whole numbers")
+            require(are_numbers, "replay", f"a Replay in which {name} is a tuple of whole numbers, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class QuoteSource:
         for name in ("text", "name"):
             value = getattr(self, name)
             is_text = isinstance(value, str) and _is_unicode(value)
-            require(is_text, "sources", f"QuoteSources in which {name} is valid Unicode")
+            require(is_text, "sources", f"QuoteSources in which {name} is text in valid Unicode")
 
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | ToolName

@@ -142,8 +142,7 @@ class SamplingParams:
         help="Nucleus sampling (top-p).",
         high=1,
         above=True,
-        text="more than 0, at most 1; default 0.95",
-        openai={"top_p": "0 to 1; 0 is greedy; default 0.95"},
+        text="0 to 1; 0 is greedy; default 0.95",
         gguf="top_p",
         page=OnPage(
             label="Top P", hint="Sample only from the most likely tokens whose probabilities add up to this.", place=2

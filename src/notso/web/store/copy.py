@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Table:
     columns: tuple[str, ...]
     key: tuple[str, ...]
     truths: frozenset[str] = frozenset()  # names of boolean columns
+    constants: Mapping[str, str | int] = field(default_factory=dict)  # values of columns that are not copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Copied:
     digest: str
 
 
-# Search indexes (each database builds its own) and leases on messages, batches and documents are not copied.
+# Not copied: search indexes (each database builds its own), and leases, which belong to a running server: `holder` and
+# `held_until_ms` in any table, and the table `replicas`.
 TABLES = (
     Table("chats", CHAT_COLUMNS, ("id",), CHAT_TRUTHS),
     Table("messages", MESSAGE_COLUMNS, ("id",), frozenset({"edited"})),
@@ -64,9 +66,11 @@ TABLES = (
         "open_responses",
         (
             *("id", "owner", "path", "headers", "body", "conversation", "caller", "seed", "created_ms", "progress"),
-            *("tries", "holder", "held_until_ms"),
+            "tries",
         ),
         ("id",),
+        # Any server may continue the response at once.
+        constants={"holder": "", "held_until_ms": 0},
     ),
     Table("response_tokens", ("response_id", "first", "told"), ("response_id", "first")),
     Table("api_files", ("id", "owner", "name", "purpose", "size", "created_ms", "expires_ms"), ("id",)),
@@ -166,13 +170,14 @@ def _copy_tables(tables: tuple[Table, ...], from_db: Statements, to_db: Statemen
     _refuse_rows(to_db, tables)
     copied = []
     for table in tables:
-        marks = ", ".join("?" * len(table.columns))
-        into = f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES ({marks})"
+        names = (*table.columns, *table.constants)
+        into = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         digest = _Digest(table)
         for rows in _pages(from_db, table):
             digest.add(rows)
             for row in rows:
-                to_db.execute(into, [bool(row[c]) if c in table.truths else row[c] for c in table.columns])
+                values = [bool(row[c]) if c in table.truths else row[c] for c in table.columns]
+                to_db.execute(into, [*values, *table.constants.values()])
                 if isinstance(to_db, Database):
                     _index(to_db, table, row)
         copied.append(digest.copied)

@@ -25,6 +25,7 @@ from notso.web.api.request_fields.fields import (
     EFFORT_ADVICE,
     EFFORT_BUDGETS,
     EFFORTS,
+    MAX_PARTS,
     TELLS,
     Content,
     Effort,
@@ -33,7 +34,9 @@ from notso.web.api.request_fields.fields import (
     Label,
     Name,
     Notes,
+    RefusalPart,
     Text,
+    TextPart,
     check_depth,
     checked_choice,
     hint,
@@ -60,6 +63,11 @@ from notso.web.api.request_fields.sampling_fields import (
     sampling_of,
 )
 from notso.web.api.shared.api_request import ApiRequest
+
+NO_BUDGET = -1
+"""Value of `thinking_budget` that does not limit the reasoning, as in llama.cpp."""
+
+AnswerPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class SystemMessage(Fields):
@@ -99,7 +107,7 @@ class AssistantMessage(Fields):
     """An earlier answer. If it is the last message, it is continued."""
 
     role: Literal["assistant"]
-    content: Content | None = None
+    content: Text | Annotated[list[AnswerPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -117,7 +125,7 @@ class ToolMessage(Fields):
     """A tool's result; `tool_call_id` identifies the call."""
 
     role: Literal["tool"]
-    content: Content
+    content: Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
     tool_call_id: Name
     name: Name | None = None
 
@@ -254,6 +262,8 @@ class ChatFields(GrammarFields):
     reasoning: ReasoningOptions | None = None
     thinking_budget: Whole | None = None
     thinking_token_budget: Whole | None = None
+    thinking_budget_tokens: Whole | None = None
+    reasoning_budget_tokens: Whole | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     store: Annotated[bool | None, Hint(done=(False,))] = None
     service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
@@ -306,8 +316,10 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "thinking": works("true or false, or `type` `enabled`, `disabled`, `adaptive` with `budget_tokens`"),
     "think": works("true or false, or an effort as in `reasoning_effort`"),
     "reasoning": works("`effort` as in `reasoning_effort`, `max_tokens` as `thinking_budget`, `enabled`"),
-    "thinking_budget": works("maximum reasoning tokens; overrides `reasoning_effort`"),
+    "thinking_budget": works("maximum reasoning tokens; overrides `reasoning_effort`, unless it is -1"),
     "thinking_token_budget": works("vLLM's name for `thinking_budget`"),
+    "thinking_budget_tokens": works("llama.cpp's name for `thinking_budget`"),
+    "reasoning_budget_tokens": works("llama.cpp's newer name for `thinking_budget`"),
     "reasoning_format": works(
         "`auto` and `deepseek` return reasoning in `reasoning_content`; `none` leaves it in the text, within tags"
     ),
@@ -335,7 +347,9 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "add_generation_prompt": works("false: a final assistant message is continued"),
     "continue_final_message": works("false: a final assistant message is not continued, but followed by another"),
     "functions": inert("an empty list", "use tools"),
-    "function_call": inert("`none` or `auto`, because there are no `functions`", "use tool_choice"),
+    "function_call": inert(
+        "`none` or `auto`, because there are no `functions`", "use tool_choice and, in messages, tool_calls"
+    ),
     "audio": inert("null", "the model reads and writes text only"),
     "moderation": inert("null", "moderation is not available; remove this field"),
     "web_search_options": inert("null", "provide a search tool"),
@@ -350,7 +364,7 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
         "send file_data with a filename, or file_id",
     ),
     "name": hint("in messages: the model's template has no names; mention the name in the text"),
-    "refusal": works("in assistant messages: used as the content if `content` is missing"),
+    "refusal": works("in assistant messages: used as the content if `content` is missing; as a part, as its text"),
     "reasoning_details": hint("in assistant messages: earlier reasoning is left out of the prompt"),
     "annotations": hint("in assistant messages: annotations only mark parts of the text", "an empty list"),
     "provider_specific_fields": hint("in assistant messages: only the server that added these fields uses them"),
@@ -443,9 +457,12 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     if effort is not None and asked is not None and asked == (effort == "none"):
         raise invalid(said, f"{said} and {name} contradict each other")
     thinking = effort != "none" if effort is not None else asked is not False
+    most = either(
+        fields, "thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens"
+    )
     budgets = (
         *(
-            either(fields, "thinking_budget", "thinking_token_budget"),
+            None if most == NO_BUDGET else most,
             options.budget_tokens if isinstance(options, ThinkingOptions) else None,
         ),
         *(reasoning.max_tokens if reasoning else None, EFFORT_BUDGETS.get(effort or "")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from notso.smollm3 import Event
 from notso.web.api.chat_completions.fields import ChatRequest, parse_chat_request
 from notso.web.api.request_fields.fields import Fields, Name, invalid, printable, read_fields, unsupported
-from notso.web.api.shared.background import left_response
+from notso.web.api.shared.background import created_ms, left_response
 from notso.web.api.shared.completion import (
     Completion,
     Stopwatch,
@@ -51,7 +50,7 @@ async def chat_completions(request: Request, services: Services, owner: Owner) -
     )
     left = left_response(request)
     name = new_id("chatcmpl") if left is None else left.id
-    created = int(time.time()) if left is None else left.created_ms // 1000
+    created = created_ms(request) // 1000
     return await respond(
         request,
         services,

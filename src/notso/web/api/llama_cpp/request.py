@@ -165,6 +165,7 @@ NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
     "speculative.n_max": hint("draft tokens do not change responses"),
     "speculative.n_min": hint("draft tokens do not change responses"),
     "speculative.p_min": hint("draft tokens do not change responses"),
+    "image_data": refused("the model reads text only"),
     "lora": refused("send the adapter's name as model"),
     "response_format": refused("use json_schema"),
     "messages": refused("use /v1/chat/completions, or a prompt"),
@@ -212,10 +213,12 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     longest = either(fields, "n_predict", "max_tokens", "max_new_tokens")
     n_probs = fields.n_probs or 0
     wants_tokens = bool(fields.stream or fields.return_tokens or n_probs)
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
     plain = fields.model_copy(
         update={
             "n": either(fields, "n", "n_cmpl"),
-            "seed": None if fields.seed == RANDOM_SEED else fields.seed,
+            "seed": None if fields.seed in (RANDOM_SEED, SHOWN_RANDOM_SEED) else fields.seed,
+            "stop": [each for each in stops or () if each] or None,  # llama.cpp ignores empty strings
             "logit_bias": None,
         }
     )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from notso.smollm3 import Message
 from notso.web.api.request_fields.fields import (
@@ -34,6 +34,8 @@ USUAL_TRIGGER = 100_000
 USUALLY_KEPT_TOOL_USES = 3
 CLEARED = "[This result was cleared to save space.]"
 """Replaces a cleared tool result in the prompt."""
+
+MAX_EDITS = 8
 
 Amount = Annotated[int, Field(ge=0)]
 
@@ -100,13 +102,22 @@ class Compact(Fields):
 Edit = Annotated[ClearToolUses | ClearThinking | Compact, Field(discriminator="type")]
 
 
+E = TypeVar("E", bound=Fields)
+
+
 class ContextManagement(Fields):
-    """Edits of a conversation. Only the first edit of each kind is applied."""
+    """Edits of a conversation. Several edits of the same kind are applied in order."""
 
-    edits: Annotated[list[Edit], Field(max_length=3, fail_fast=True)] | None = None
+    edits: Annotated[list[Edit], Field(max_length=MAX_EDITS, fail_fast=True)] | None = None
 
-    def edit(self, kind: type[Fields]) -> Any:
-        return next((edit for edit in self.edits or () if isinstance(edit, kind)), None)
+    def of_kind(self, kind: type[E]) -> list[E]:
+        return [edit for edit in self.edits or () if isinstance(edit, kind)]
+
+    @property
+    def kept_thinking_turns(self) -> int | None:
+        """Number of latest answers whose reasoning all `clear_thinking` edits keep. None: of all answers."""
+        edits = self.of_kind(ClearThinking)
+        return min((edit.kept_turns for edit in edits if edit.kept_turns is not None), default=None if edits else 1)
 
 
 Count = Callable[[Sequence[Message]], int]
@@ -121,27 +132,39 @@ def edited(
 
     `count` returns the prompt tokens of messages; its errors propagate. The messages' `keep_reasoning` must be set.
     """
-    # The caller has applied `clear_thinking` by setting `keep_reasoning`. Only the number of saved tokens is computed
-    # here.
+    # The caller has applied `clear_thinking` by setting `keep_reasoning`. Only the number of tokens that it saves is
+    # computed here. Several such edits are reported as one, because only the strictest has an effect.
     applied: list[Mapping[str, Any]] = []
     turns = sum(map(_is_thoughtless, messages[:-1]))
-    if management.edit(ClearThinking) is not None and turns:
+    if turns and management.of_kind(ClearThinking):
         whole = [replace(each, keep_reasoning=True) if _is_thoughtless(each) else each for each in messages[:-1]]
         saved = count([*whole, messages[-1]]) - count(messages)
         if saved > 0:
             counts = {"cleared_thinking_turns": turns, "cleared_input_tokens": saved}
             applied.append({"type": "clear_thinking_20251015", **counts})
-    clearing: ClearToolUses | None = management.edit(ClearToolUses)
-    ids = _old_uses(messages, clearing) if clearing is not None else set()
-    if clearing is not None and ids:
+    for clearing in management.of_kind(ClearToolUses):
+        ids = _old_uses(messages, clearing)
+        if not ids:
+            continue
         before, trigger = count(messages), clearing.trigger or InputTokens(type="input_tokens", value=USUAL_TRIGGER)
         shorter = tuple(_without(message, ids, clearing.clear_tool_inputs) for message in messages)
         saved = before - count(shorter)
         is_due = isinstance(trigger, ToolUses) or before > trigger.value
         if is_due and saved > 0 and saved >= (clearing.clear_at_least.value if clearing.clear_at_least else 0):
-            messages, counts = shorter, {"cleared_tool_uses": len(ids), "cleared_input_tokens": saved}
+            counts = {"cleared_tool_uses": _changed_uses(messages, shorter), "cleared_input_tokens": saved}
+            messages = shorter
             applied.append({"type": "clear_tool_uses_20250919", **counts})
     return messages, tuple(applied)
+
+
+def _changed_uses(before: Sequence[Message], after: Sequence[Message]) -> int:
+    # An earlier edit may have cleared some of the results already.
+    ids: set[str | None] = set()
+    for old, new in zip(before, after, strict=True):
+        if old.content != new.content:
+            ids.add(old.tool_call_id)
+        ids.update(call.id for call, other in zip(old.tool_calls, new.tool_calls, strict=True) if call != other)
+    return len(ids)
 
 
 def _is_thoughtless(message: Message) -> bool:
@@ -332,6 +355,12 @@ class SystemTurn(Fields):
 AnyTurn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
+def _with_direct(callers: list[str]) -> list[str]:
+    if callers and "direct" not in callers:
+        raise ValueError("it should contain direct, because only the model calls tools")
+    return callers
+
+
 class AnthropicTool(Fields):
     """A function the model may call."""
 
@@ -342,7 +371,10 @@ class AnthropicTool(Fields):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     defer_loading: bool | None = None
-    allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1, fail_fast=True)] | None = None
+    allowed_callers: Annotated[list[Name], Field(max_length=8, fail_fast=True), AfterValidator(_with_direct)] | None = (
+        None
+    )
+    input_examples: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     eager_input_streaming: Annotated[bool | None, Hint(done=(False,))] = None
 
 
@@ -425,6 +457,7 @@ class CountFields(Fields):
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: AnyToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
     speed: Annotated[Literal["standard", "fast"] | None, Hint(done=("standard",))] = None
@@ -443,7 +476,7 @@ class MessageFields(CountFields):
     # Accepted only with values that have no effect.
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
-    inference_geo: None = None
+    inference_geo: Literal["global"] | None = None
 
 
 COUNT_NOTES: Notes = {
@@ -464,6 +497,7 @@ COUNT_NOTES: Notes = {
     "output_config": works(
         "`format`: the JSON schema of the answer after the reasoning; `effort`: limits adaptive thinking, see below"
     ),
+    "output_format": works("older name for `output_config.format`"),
     "cache_control": works(
         "prompts are always cached; a `ttl` of `1h` in a text or document pins the prompt up to that block on disk"
     ),
@@ -488,7 +522,7 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
     "service_tier": inert("auto or standard_only: there is only one tier", "there is only one tier; remove this field"),
     "container": inert("null", "code execution is not available"),
     "thread": refused(THREAD_ADVICE),
-    "inference_geo": inert("null", "responses are generated on the server's machine; remove this field"),
+    "inference_geo": inert("`global`", "responses are generated on the server's machine; remove this field"),
 }
 
 WITHIN_MESSAGE: Notes = {
@@ -506,9 +540,9 @@ WITHIN_MESSAGE: Notes = {
     "citations": works(
         "in documents and search results: with `enabled`, the answer quotes them verbatim; every citation is verified"
     ),
-    "input_examples": refused("put examples in the description"),
+    "input_examples": works("part of the tool's schema in the prompt, as `examples`"),
     "defer_loading": works("true: the prompt omits the tool until a `tool_reference` in a tool result names it"),
-    "allowed_callers": inert("`direct`", "only the model calls tools"),
+    "allowed_callers": works("a list that contains `direct`, because only the model calls tools"),
     "clear_tool_uses_20250919": works(f"the results of all but the newest calls become `{CLEARED}`"),
     "clear_thinking_20251015": works("`keep`: the number of responses whose reasoning stays in the prompt, or `all`"),
     "compact_20260112": hint("conversations are not summarized; prompts that do not fit are refused"),

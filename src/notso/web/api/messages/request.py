@@ -26,7 +26,6 @@ from notso.web.api.messages.fields import (
     Applied,
     AssistantTurn,
     AutoChoice,
-    ClearThinking,
     ContentSource,
     ContextManagement,
     CountFields,
@@ -34,6 +33,7 @@ from notso.web.api.messages.fields import (
     FileSource,
     MessageFields,
     NoChoice,
+    OutputFormat,
     PdfSource,
     SearchResultBlock,
     SystemTurn,
@@ -264,11 +264,11 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
     conversation = tuple(_conversation(fields, system, documents, files, pins))
     messages = documents.asking(conversation)
     offered, choice = _offered(fields), fields.tool_choice
-    asked = fields.output_config.format if fields.output_config else None
+    asked, named = _format(fields)
     return MessageRequest(
         model=fields.model,
         prompts=(messages,),
-        names=NAMES,
+        names=NAMES | {"response_format": named},
         management=fields.context_management,
         hides_reasoning=getattr(fields.thinking, "display", None) == "omitted",
         documents=documents,
@@ -279,7 +279,7 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
                 tool_choice=_tool_choice(offered, choice),
                 parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
                 strict_tools=strict_names((tool.name, tool.strict) for tool in offered),
-                grammar=None if asked is None else schema_grammar("output_config.format.schema", asked.schema_),
+                grammar=None if asked is None else schema_grammar(named, asked.schema_),
                 continue_last=messages[-1].role == "assistant",
                 prefix=None if fields.context_management else pins.prefix_of(conversation),
             )
@@ -287,6 +287,15 @@ def _request(fields: CountFields, files: Files, keep_volatile: bool, **more: Any
         ignored=ignored,
         **more,
     )
+
+
+def _format(fields: CountFields) -> tuple[OutputFormat | None, str]:
+    # Returns the format and the name of the field with its schema.
+    given = fields.output_config.format if fields.output_config else None
+    older = fields.output_format
+    if given is not None and older is not None and given != older:
+        raise invalid("output_format", "output_config.format and output_format are aliases: use only one")
+    return (older, "output_format.schema") if given is None and older else (given, NAMES["response_format"])
 
 
 def _budget(fields: CountFields) -> int | None:
@@ -301,6 +310,7 @@ def _offered(fields: CountFields) -> list[AnthropicTool]:
     # Returns the tools of the prompt, ending with the deferred tools that a tool search has found.
     for index, tool in enumerate(fields.tools or ()):
         check_depth(f"tools.{index}.input_schema", tool.input_schema)
+        check_depth(f"tools.{index}.input_examples", tool.input_examples)
     deferred = {tool.name: tool for tool in fields.tools or () if tool.defer_loading}
     found = (block.tool_name for turn in fields.messages if deferred for block in _references(turn))
     loaded = [deferred[name] for name in dict.fromkeys(found) if name in deferred]
@@ -320,11 +330,15 @@ def _tools(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> tu
     return tuple(
         {
             "type": "function",
-            "function": {"name": tool.name, "parameters": tool.input_schema}
+            "function": {"name": tool.name, "parameters": _parameters(tool)}
             | ({"description": tool.description} if tool.description else {}),
         }
         for tool in offered
     )
+
+
+def _parameters(tool: AnthropicTool) -> dict[str, Any]:
+    return tool.input_schema | ({"examples": tool.input_examples} if tool.input_examples else {})
 
 
 def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
@@ -372,8 +386,7 @@ def _conversation(
     # Reasoning is kept in the last `kept_turns` turns. User messages with tool results do not begin a turn.
     asked_at = [-1, *(at for at, turn in enumerate(fields.messages) if _asks(turn))]
     management = fields.context_management or ContextManagement()
-    clearing: ClearThinking | None = management.edit(ClearThinking)
-    kept_turns = 1 if clearing is None else clearing.kept_turns
+    kept_turns = management.kept_thinking_turns
     kept_from = -1 if kept_turns is None else asked_at[max(0, len(asked_at) - kept_turns)]
     for at, turn in enumerate(fields.messages):
         yield from _turn(turn, documents, files, pins, keeps_reasoning=at > kept_from)

@@ -143,7 +143,7 @@ class PastFunction(Fields):
     """The function of a past call; its arguments are an object."""
 
     name: Name
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Any] | None = None
     index: Annotated[Whole, Field(ge=0, le=MAX_TOOLS)] | None = None
     description: Annotated[str, Field(max_length=65_536)] | None = None
 
@@ -282,7 +282,9 @@ GENERATE_NOTES: Notes = ANSWER_NOTES | {
     "images": _NO_PICTURES,
     "suffix": inert("an empty string", "the model was not trained to fill in the middle; use a chat"),
     "template": inert("an empty string", "the model file's own template is used"),
-    "context": works("the `context` of an earlier response: the conversation so far", "it must come from a response"),
+    "context": works(
+        "the `context` of an earlier response: the conversation so far; not with `raw`", "it must come from a response"
+    ),
 }
 
 EMBEDDING_NOTES: Notes = {
@@ -373,6 +375,8 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
     if fields.raw:
         if fields.system:
             raise invalid("system", "system cannot be combined with raw")
+        if fields.context:
+            raise invalid("context", "context cannot be combined with raw")
         if fields.think:
             raise invalid("think", "think cannot be combined with raw")
         if fields.format:
@@ -470,7 +474,7 @@ def _message(message: OllamaMessage) -> Message:
                 ToolCall(
                     call.id or f"call_{index}",
                     call.function.name,
-                    json.dumps(call.function.arguments, ensure_ascii=False),
+                    json.dumps(call.function.arguments or {}, ensure_ascii=False),
                 )
                 for index, call in enumerate(message.tool_calls or ())
             )

@@ -160,6 +160,17 @@ class TextPart(Fields):
     text: Text
 
 
+class RefusalPart(Fields):
+    """A refusal in an earlier answer, which stays in the prompt as text."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
 Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
@@ -210,7 +221,7 @@ def notes_of(body: type[BaseModel]) -> Notes:
     }
 
 
-def joined(content: Content | None) -> str:
+def joined(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)
@@ -257,7 +268,7 @@ def _refusal(error: ValidationError, body: Mapping[str, Any], notes: Notes) -> A
     faults = error.errors(include_url=False, include_context=True, include_input=False)
     # A union reports an error per alternative; the error at the deepest path belongs to the intended alternative.
     fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), _TELLING.get(each["type"], 0)))
-    path = _path(fault["loc"], body)
+    path = _place_of(fault["loc"], body) if fault["type"] == "missing" else _path(fault["loc"], body)
     param = ".".join(map(str, path))
     shown = printable(param or "the body")
     match fault["type"]:
@@ -309,10 +320,24 @@ def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
     return path
 
 
-def _at(body: Any, path: Sequence[str | int]) -> str:
+def _place_of(location: Sequence[int | str], body: Any) -> list[int | str]:
+    # Returns the path of the object that lacks the last part of the location. The names of types in the location may
+    # also be names of fields, in which that part is present.
+    path = _path(location[:-1], body)
+    while path and isinstance(value := _value_at(body, path), Mapping) and location[-1] in value:
+        path.pop()
+    return path
+
+
+def _value_at(body: Any, path: Sequence[str | int]) -> Any:
     for part in path:
         body = body[part]
-    return body if isinstance(body, str) else ""
+    return body
+
+
+def _at(body: Any, path: Sequence[str | int]) -> str:
+    value = _value_at(body, path)
+    return value if isinstance(value, str) else ""
 
 
 def printable(text: str) -> str:

@@ -177,6 +177,8 @@ def parameters_in(fields: BaseModel, api: Api) -> dict[str, Any]:
     for name, value in given.items():
         if PARAMETERS[name].is_list and value is not None:
             given[name] = (value,) if isinstance(value, str) else tuple(value)
+    if given["top_p"] == 0:  # greedy: only the most likely token is left
+        given |= {"top_p": None, "top_k": 1}
     if given.get("penalty_window") == 0:  # a window of no tokens turns penalties off
         given |= dict.fromkeys(("penalty_window", "repetition_penalty", "frequency_penalty", "presence_penalty"))
     elif given.get("penalty_window") == -1:  # in requests, -1 means all tokens; in the engine, 0 does
@@ -270,9 +272,7 @@ def sampling_of(
         given["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
     if fields.do_sample is False:
         given["temperature"] = 0.0
-    if given["top_p"] == 0:
-        given |= {"top_p": None, "top_k": 1}
-    elif given["top_k"] == -1:
+    if given["top_k"] == -1:
         given["top_k"] = 0
     if given["logit_bias"]:
         given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
@@ -359,6 +359,7 @@ class GrammarFields(SamplingFields):
     ebnf: Text | None = None
     grammar_string: Text | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_decoding_backend: Annotated[Label | None, Hint()] = None
 
 
 GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
@@ -373,7 +374,7 @@ GRAMMAR_NOTES: Notes = SAMPLING_NOTES | {
     "ebnf": works("SGLang's name for `grammar`"),
     "grammar_string": works("text-generation-webui's name for `grammar`"),
     "structured_outputs": works("as in vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`"),
-    "guided_decoding_backend": refused("remove it: there is only one"),
+    "guided_decoding_backend": hint("there is only one backend"),
     "grammar_lazy": refused("remove it: a grammar applies from the first token of the answer"),
     "grammar_triggers": refused("remove it: a grammar applies from the first token of the answer"),
     "structural_tag": refused("use tools with strict: true"),

@@ -19,6 +19,7 @@ from notso.web.api.request_fields.fields import (
     Name,
     Note,
     Notes,
+    RefusalPart,
     Text,
     hint,
     inert,
@@ -56,7 +57,10 @@ class InputText(Fields):
     logprobs: list[Any] | None = None
 
 
-ItemContent = Text | Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+Parts = Annotated[
+    list[Annotated[InputText | RefusalPart, Field(discriminator="type")]], Field(max_length=MAX_PARTS, fail_fast=True)
+]
+ItemContent = Text | Annotated[Parts, Field(min_length=1)]
 Status = Literal["in_progress", "completed", "incomplete"] | None
 
 
@@ -106,7 +110,7 @@ class CallOutputItem(Fields):
 
     type: Literal["function_call_output"]
     call_id: Name
-    output: ItemContent
+    output: Text | Parts
     id: Name | None = None
     status: Status = None
 
@@ -121,6 +125,15 @@ class SearchCallItem(Fields):
     status: Literal["in_progress", "searching", "completed", "incomplete", "failed"] | None = None
 
 
+class WebSearchCallItem(Fields):
+    """A past web search of another server, whose results the prompt contains only as far as the answer states them."""
+
+    type: Literal["web_search_call"]
+    id: Name | None = None
+    action: dict[str, Any] | None = None
+    status: Literal["in_progress", "searching", "completed", "failed"] | None = None
+
+
 class ItemReference(Fields):
     """Reference to an item of a stored response."""
 
@@ -128,7 +141,7 @@ class ItemReference(Fields):
     id: Name
 
 
-SpeltOutItem = MessageItem | ReasoningItem | CallItem | CallOutputItem | SearchCallItem
+SpeltOutItem = MessageItem | ReasoningItem | CallItem | CallOutputItem | SearchCallItem | WebSearchCallItem
 AnyItem = Annotated[SpeltOutItem | ItemReference, Field(discriminator="type")]
 
 
@@ -189,6 +202,17 @@ class SearchChoice(Fields):
     type: Literal["file_search"]
 
 
+class AllowedToolsChoice(Fields):
+    """Restricts calls to some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[Annotated[FunctionChoice | SearchChoice, Field(discriminator="type")]],
+        Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
+    ]
+
+
 class PlainFormat(Fields):
     """Any text."""
 
@@ -231,6 +255,13 @@ class Reasoning(Fields):
     mode: Literal["standard"] | None = None
 
 
+class Compaction(Fields):
+    """Summarization of long conversations, which is not performed."""
+
+    type: Literal["compaction"]
+    compact_threshold: Whole | None = None
+
+
 class ResponseStreamOptions(Fields):
     """Stream options, which have no effect."""
 
@@ -245,7 +276,7 @@ class InputTokenFields(Fields):
     instructions: Text | None = None
     previous_response_id: Label | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | SearchChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | SearchChoice | AllowedToolsChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
@@ -267,6 +298,7 @@ class ResponseFields(InputTokenFields):
     background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
+    max_tool_calls: Annotated[Whole, Field(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
     # Accepted only with values that have no effect.
     service_tier: Annotated[Label | None, Hint(done=("auto", "default", ""))] = None
@@ -276,9 +308,8 @@ class ResponseFields(InputTokenFields):
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Annotated[Name | None, Hint()] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
-    max_tool_calls: Annotated[Annotated[Whole, Field(ge=1)] | None, Hint()] = None
     prompt: None = None
-    context_management: Annotated[list[Any], Field(max_length=0)] | None = None
+    context_management: Annotated[Annotated[list[Compaction], Field(max_length=8)] | None, Hint(done=([],))] = None
     moderation: None = None
 
 
@@ -289,7 +320,8 @@ INPUT_TOKEN_NOTES: Notes = {
     "previous_response_id": works("continues a stored response with the whole earlier conversation"),
     "tools": works("up to 128 functions with schemas of up to 32 levels, and `file_search`"),
     "tool_choice": works(
-        "`none`, `auto`, `required`, or one function", "use none, auto, required or the name of a function"
+        "`none`, `auto`, `required`, one function, `file_search`, or `allowed_tools`",
+        "use none, auto, required or the name of a function",
     ),
     "parallel_tool_calls": works("false: at most one call"),
     "text": works("`format`: text, json_object or json_schema"),
@@ -325,9 +357,14 @@ RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "prompt_cache_key": works("prompts are always cached"),
     "prompt_cache_retention": hint("prompts are cached as long as there is space"),
     "prompt_cache_options": hint("prompts are cached as long as there is space"),
-    "max_tool_calls": hint("it limits server-side tools, which are not available", instead="use 1 or more"),
+    "max_tool_calls": works(
+        "1 or more: limits calls of `file_search`, at most one of which happens per response, but not of functions",
+        "use 1 or more",
+    ),
     "prompt": inert("null", "stored prompts are not available; use instructions"),
-    "context_management": inert("an empty list", "use truncation"),
+    "context_management": hint(
+        "conversations are not summarized; use truncation", "an empty list", "use compaction or truncation"
+    ),
     "moderation": inert("null", "moderation is not available; remove this field"),
     "access_programs": refused("not available"),
     "image": refused("the model reads and writes text only"),
@@ -361,7 +398,7 @@ WITHIN_RESPONSE: Notes = {
     "type": Note(
         "hint",
         "in tools: `function`, `namespace` with functions, or `file_search`, which runs for each question",
-        "only functions and file_search are available",
+        "of tools, only functions and file_search are available; of content, only text and files",
         "`web_search`: not available, and left out",
     ),
     "vector_store_ids": works(f"1 to {MAX_VECTOR_STORES} ids from `GET /v1/vector_stores`"),

@@ -34,6 +34,7 @@ from notso.web.api.responses.fields import (
     SEARCH_RESULTS,
     USUAL_RESULTS,
     WITHIN_RESPONSE,
+    AllowedToolsChoice,
     CallItem,
     CallOutputItem,
     FileSearchTool,
@@ -45,12 +46,14 @@ from notso.web.api.responses.fields import (
     MessageItem,
     NamespaceTool,
     ObjectFormat,
+    Parts,
     ReasoningItem,
     ResponseFields,
     SchemaFormat,
     SearchCallItem,
     SearchChoice,
     SpeltOutItem,
+    WebSearchCallItem,
 )
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.given_documents import GivenDocument, GivenDocuments
@@ -75,6 +78,7 @@ _MARKS = {
     "function_call": "fc",
     "function_call_output": "fco",
     "file_search_call": "fs",
+    "web_search_call": "ws",
 }
 _ITEM_ID = re.compile(r"[a-z]{2,3}_([0-9a-f]{24})(?:in)?[0-9a-f]{2,4}")
 
@@ -138,7 +142,9 @@ def _kept(item: Item, response_id: str, index: int) -> Item:
         is_answer = item["role"] == "assistant"
         empty: dict[str, Any] = {"annotations": [], "logprobs": []} if is_answer else {}
         kind_of_part = "output_text" if is_answer else "input_text"
-        kept["content"] = [{**empty, **part, "type": kind_of_part} for part in parts]
+        kept["content"] = [
+            part if part.get("type") == "refusal" else {**empty, **part, "type": kind_of_part} for part in parts
+        ]
     return kept
 
 
@@ -204,7 +210,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     params = checked_params(NAMES, sampling | {"thinking_budget": EFFORT_BUDGETS.get(effort or "")})
     items = [] if isinstance(fields.input, str) else fields.input
     references = tuple((at, item.id) for at, item in enumerate(items) if isinstance(item, ItemReference))
-    spelt_out = [item for item in items if not isinstance(item, ItemReference | SearchCallItem)]
+    spelt_out = [item for item in items if not isinstance(item, ItemReference | SearchCallItem | WebSearchCallItem)]
     said = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(spelt_out))
     functions = _functions(fields)
     asked = ResponseRequest(
@@ -307,7 +313,7 @@ def _message(item: SpeltOutItem) -> Message:
     return _assistant_message([item])
 
 
-def _text(content: ItemContent) -> str:
+def _text(content: ItemContent | Parts) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
@@ -329,9 +335,9 @@ def _functions(fields: ResponseFields) -> Functions:
 
 
 def _tools(fields: ResponseFields, functions: Functions) -> tuple[Tool, ...] | None:
-    if not functions or fields.tool_choice == "none":
+    if fields.tool_choice == "none":
         return None
-    return tuple(_tool(name, *function) for name, function in functions.items())
+    return tuple(_tool(name, *functions[name]) for name in _allowed(fields, functions)) or None
 
 
 def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> Tool:
@@ -342,17 +348,38 @@ def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> To
     return {"type": "function", "function": told}
 
 
+def _allowed(fields: InputTokenFields, functions: Iterable[str]) -> list[str]:
+    # Returns the names of the functions that may be called.
+    choice = fields.tool_choice
+    if not isinstance(choice, AllowedToolsChoice):
+        return [*functions]
+    names = {each.name for each in choice.tools if isinstance(each, FunctionChoice)}
+    return [name for name in functions if name in names]
+
+
 def _search(fields: InputTokenFields) -> FileSearch | None:
     tools = [each for each in fields.tools or () if isinstance(each, FileSearchTool)]
     if len(tools) > 1:
         raise invalid("tools", "tools has more than one file_search; list all vector stores in one")
-    if not tools or fields.tool_choice == "none":
+    choice = fields.tool_choice
+    is_excluded = isinstance(choice, AllowedToolsChoice) and not any(
+        isinstance(each, SearchChoice) for each in choice.tools
+    )
+    if not tools or is_excluded or choice == "none":
         return None
     return FileSearch(tools[0], SEARCH_RESULTS in (getattr(fields, "include", None) or ()))
 
 
 def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
     choice = fields.tool_choice
+    if isinstance(choice, AllowedToolsChoice):
+        for each in choice.tools:
+            if isinstance(each, FunctionChoice):
+                checked_choice("tool_choice", each.name, [*functions])
+            elif not _search(fields):
+                raise invalid("tool_choice", "tool_choice allows file_search, which is not in tools")
+        functions = {name: functions[name] for name in _allowed(fields, functions)}
+        choice = choice.mode
     is_met = isinstance(choice, SearchChoice) or (choice == "required" and not functions and _search(fields))
     if choice is None or choice in ("none", "auto") or is_met:
         return "auto"  # also valid without tools; `checked_choice` requires tools
@@ -378,6 +405,7 @@ def _echoed(fields: ResponseFields, body: Mapping[str, Any], sampling: Mapping[s
     return {
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
+        "max_tool_calls": fields.max_tool_calls,
         "metadata": fields.metadata or {},
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id or None,

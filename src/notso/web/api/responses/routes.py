@@ -25,7 +25,7 @@ from notso.web.api.responses.request import (
 )
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.api_request import IGNORED, dropped_by_template, ignored_headers
-from notso.web.api.shared.background import left_response, queued_body
+from notso.web.api.shared.background import created_ms, left_response, queued_body
 from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.given_documents import openai_files, parsed_with_files, read_body_with_files
 from notso.web.api.shared.listing import page
@@ -191,13 +191,13 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     saved: asyncio.Task[None] | None = None
     left = left_response(request)
     name = new_id("resp", "_") if left is None else left.id
-    created = 0 if left is None else left.created_ms // 1000
+    created = created_ms(request) // 1000
 
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
         if saved is None:  # every reader of the stream calls `keep`; saving twice would restore a deleted response
-            created_ms, items = int(1000 * time.time()), kept_input(asked.items, body["id"])
-            stored = StoredResponse(body["id"], asked.previous_id, body, conversation, created_ms, items)
+            stored_ms, items = int(1000 * time.time()), kept_input(asked.items, body["id"])
+            stored = StoredResponse(body["id"], asked.previous_id, body, conversation, stored_ms, items)
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))
         await asyncio.shield(saved)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,12 +25,12 @@ class ResponseSerializer:
 
     ping = PING
 
-    def __init__(self, asked: ResponseRequest, model: str, id: str, keep: Keep, created: float = 0.0) -> None:
+    def __init__(self, asked: ResponseRequest, model: str, id: str, keep: Keep, created: int) -> None:
         self.id = id
         self.asked = asked
         self._model = model
         self._keep = keep
-        self._created = created or int(time.time())
+        self._created = created
         self._output: list[dict[str, Any]] = []
         self._is_open = self._is_cancelled = False
         self._status = "queued" if asked.background else "in_progress"

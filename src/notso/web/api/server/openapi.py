@@ -133,7 +133,7 @@ COMPONENTS: dict[str, Any] = {
         "usage": "object?",
         **dict.fromkeys(("background", "parallel_tool_calls", "store"), "boolean"),
         **dict.fromkeys(("instructions", "previous_response_id"), "string?"),
-        **dict.fromkeys(("max_output_tokens", "top_logprobs"), "integer?"),
+        **dict.fromkeys(("max_output_tokens", "max_tool_calls", "top_logprobs"), "integer?"),
         **dict.fromkeys(("temperature", "top_p"), "number?"),
         **dict.fromkeys(("metadata", "reasoning", "text"), "object"),
         "tool_choice": "any",

@@ -90,6 +90,8 @@ async def sent_inside(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, dic
 
 LEFT = "notso.left"
 """ASGI scope key of a request that continues the response of a stopped process. The value is an OpenResponse."""
+CREATED = "notso.created"
+"""ASGI scope key of the creation time of a request's response, in milliseconds."""
 KEPT_HEADERS = ("x-conversation-id", "x-notso-receipt")
 LOOK_SECONDS = 20.0
 """Interval between searches for responses of stopped processes."""
@@ -130,7 +132,7 @@ class BackgroundResponses:
                 body,
                 caller,
                 seed,
-                _now_ms(),
+                created_ms(request),
                 path=request.url.path if request.url.path.startswith("/v1/") else f"/v1{request.url.path}",
                 headers=json.dumps(headers),
                 conversation=headers.get("x-conversation-id", ""),
@@ -257,6 +259,12 @@ def replayed(submission: Submission, left: OpenResponse | None) -> Submission:
 def left_response(request: Request) -> OpenResponse | None:
     left: OpenResponse | None = request.scope.get(LEFT)
     return left
+
+
+def created_ms(request: Request) -> int:
+    """Return the creation time of the request's response, which is the same at each call and after a restart."""
+    left = left_response(request)
+    return left.created_ms if left is not None else int(request.scope.setdefault(CREATED, _now_ms()))
 
 
 def _now_ms() -> int:

@@ -1,0 +1,191 @@
+"""Documented fields and shapes that clients send, and that have the same meaning in every API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Message, ToolName
+from notso.web.api.chat_completions.fields import parse_chat_request
+from notso.web.api.completions.fields import parse_text_request
+from notso.web.api.llama_cpp.request import parse_native_request
+from notso.web.api.messages.request import parse_message_request
+from notso.web.api.ollama.fields import parse_chat as parse_ollama_chat
+from notso.web.api.ollama.fields import parse_generate
+from notso.web.api.responses.request import kept_input, parse_response_request
+from notso.web.edge.errors import ApiError
+
+ASK: Any = {"role": "user", "content": "Hello"}
+CALL: Any = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TYPED: Any = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+TOOLS: Any = [{"type": "function", "name": name} for name in ("f", "g")]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+
+
+def chat(*messages: Any) -> tuple[Message, ...]:
+    return parse_chat_request({"messages": list(messages)}).messages
+
+
+def responses(*items: Any, **fields: Any) -> Any:
+    return parse_response_request({"input": list(items) or "Hello", **fields})
+
+
+def message(**fields: Any) -> Any:
+    return parse_message_request({"messages": [ASK], "max_tokens": 9, **fields})
+
+
+def test_a_refusal_stays_in_the_prompt() -> None:
+    refusal = {"type": "refusal", "refusal": "No."}
+    _, said, _ = chat(ASK, {"role": "assistant", "content": [{"type": "text", "text": "Well:"}, refusal]}, ASK)
+    assert (said.role, said.content) == ("assistant", "Well:\nNo.")
+    given = {"type": "message", "role": "assistant", "content": [refusal]}
+    asked = responses(ASK, given, ASK)
+    assert asked.messages[1].content == "No." and asked.hints == ()
+    assert kept_input(asked.items, "resp_0")[1]["content"] == [refusal]
+
+
+def test_an_empty_list_of_parts_is_an_empty_text() -> None:
+    answer, result = {"role": "assistant", "content": [], "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1"}
+    assert [each.content for each in chat(ASK, answer, result | {"content": []})] == ["Hello", "", ""]
+    asked = responses(ASK, TYPED, {"type": "function_call_output", "call_id": "c1", "output": []})
+    assert (asked.messages[-1].role, asked.messages[-1].content) == ("tool", "")
+    for parse in (chat, responses):
+        with pytest.raises(ApiError):
+            parse({"role": "user", "content": []})
+
+
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    return {"tool_choice": {"type": "allowed_tools", "mode": mode, "tools": list(tools)}}
+
+
+def test_responses_may_allow_some_of_the_tools() -> None:
+    search = {"type": "file_search", "vector_store_ids": ["vs_1"]}
+    only_g = {"type": "function", "name": "g"}
+    for mode, choice in (("auto", "auto"), ("required", "required")):
+        asked = responses(tools=[*TOOLS, search], **allowed(mode, only_g))
+        assert [tool["function"]["name"] for tool in asked.options.tools] == ["g"]
+        assert asked.options.tool_choice == choice and asked.search is None
+    both = responses(tools=[*TOOLS, search], **allowed("auto", only_g, {"type": "file_search"}))
+    assert both.search is not None and len(both.options.tools) == 1
+    searches = responses(tools=[*TOOLS, search], **allowed("required", {"type": "file_search"}))
+    assert searches.search is not None and searches.options.tools is None and searches.options.tool_choice == "auto"
+    assert responses(tools=TOOLS, tool_choice=only_g).options.tool_choice == ToolName("g")
+    for wrong in ({"type": "function", "name": "h"}, {"type": "file_search"}, {"type": "mcp", "server_label": "x"}):
+        with pytest.raises(ApiError) as error:
+            responses(tools=TOOLS, **allowed("auto", wrong))
+        assert str(error.value.param).startswith("tool_choice")
+
+
+def test_a_past_web_search_is_left_out() -> None:
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
+    asked = responses(ASK, search, {"role": "assistant", "content": "Found."}, ASK)
+    assert [each.content for each in asked.messages] == ["Hello", "Found.", "Hello"] and asked.hints == ()
+    assert kept_input(asked.items, "resp_0")[1]["type"] == "web_search_call"
+
+
+def test_compaction_is_ignored_by_name_in_both_apis() -> None:
+    compaction = {"type": "compaction", "compact_threshold": 100_000}
+    assert [each.name for each in responses(context_management=[compaction]).hints] == ["context_management"]
+    edits = {"edits": [{"type": "compact_20260112"}]}
+    assert [each.name for each in message(context_management=edits).hints] == ["context_management.edits.type"]
+    with pytest.raises(ApiError):
+        responses(context_management=[{"type": "other"}])
+
+
+def test_what_is_missing_is_named_where_it_is_missing() -> None:
+    with pytest.raises(ApiError, match=r"tools\.0\.name is required"):
+        responses(tools=[{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(ApiError, match=r"input\.0\.content\.0\.type must be input_text, .* or refusal"):
+        responses({"role": "user", "content": [{"type": "input_video"}]})
+
+
+def test_the_older_output_format_is_enforced() -> None:
+    given = {"type": "json_schema", "schema": SCHEMA}
+    older, newer = message(output_format=given), message(output_config={"format": given})
+    assert older.options.grammar == newer.options.grammar is not None and older.hints == ()
+    assert message(output_format=given, output_config={"format": given}).options == newer.options
+    with pytest.raises(ApiError, match="aliases"):
+        message(output_format=given, output_config={"format": given | {"schema": {}}})
+    deep: Any = {}
+    for _ in range(40):
+        deep = {"properties": {"a": deep}}
+    with pytest.raises(ApiError) as error:
+        message(output_format=given | {"schema": deep})
+    assert error.value.param == "output_format.schema"
+
+
+def test_input_examples_are_in_the_prompt() -> None:
+    tool = {"name": "f", "input_schema": SCHEMA}
+    asked = message(tools=[tool | {"input_examples": [{"a": True}]}])
+    assert asked.options.tools[0]["function"]["parameters"] == SCHEMA | {"examples": [{"a": True}]}
+    assert message(tools=[tool | {"input_examples": []}]).options == message(tools=[tool]).options
+
+
+def test_values_that_this_server_meets_are_taken() -> None:
+    tool = {"name": "f", "input_schema": SCHEMA}
+    callers = ["direct", "code_execution_20250825"]
+    asked = message(tools=[tool | {"allowed_callers": callers}], inference_geo="global")
+    assert asked.options == message(tools=[tool]).options and asked.hints == ()
+
+
+GREEDY: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (parse_chat_request, {"messages": [ASK], "top_p": 0}),
+    (parse_text_request, {"prompt": "Hello", "top_p": 0}),
+    (parse_native_request, {"prompt": "Hello", "top_p": 0}),
+    (parse_response_request, {"input": "Hello", "top_p": 0}),
+    (parse_message_request, {"messages": [ASK], "max_tokens": 9, "top_p": 0, "top_k": 5}),
+    (parse_ollama_chat, {"messages": [ASK], "options": {"top_p": 0.0, "top_k": 5}}),
+]
+
+
+@pytest.mark.parametrize(("parse", "body"), GREEDY)
+def test_a_top_p_of_0_is_greedy_in_every_api(parse: Callable[..., Any], body: dict[str, Any]) -> None:
+    (params,) = parse(body).params
+    assert params.top_k == 1
+
+
+@pytest.mark.parametrize("parse", [parse_text_request, parse_native_request])
+def test_the_backend_of_a_grammar_is_a_hint(parse: Callable[..., Any]) -> None:
+    asked = parse({"prompt": "Hello", "guided_choice": ["a", "b"], "guided_decoding_backend": "xgrammar"})
+    assert asked.options.grammar is not None and [each.name for each in asked.hints] == ["guided_decoding_backend"]
+
+
+def test_a_call_of_ollama_may_have_no_arguments() -> None:
+    call = {"function": {"name": "f", "arguments": None}}
+    asked = parse_ollama_chat({"messages": [ASK, {"role": "assistant", "tool_calls": [call]}]})
+    assert json.loads(asked.prompts[0][1].tool_calls[0].arguments) == {}  # type: ignore[union-attr]
+
+
+def test_a_raw_prompt_has_no_context() -> None:
+    assert parse_generate({"prompt": "x", "raw": True, "context": []}).prompts == ("x",)
+    with pytest.raises(ApiError, match="context cannot be combined with raw"):
+        parse_generate({"prompt": "x", "raw": True, "context": [1]})
+
+
+@pytest.mark.parametrize("name", ["thinking_budget", "thinking_budget_tokens", "reasoning_budget_tokens"])
+def test_a_thinking_budget_has_the_names_and_values_of_llama_cpp(name: str) -> None:
+    def budget(**fields: Any) -> Any:
+        asked = parse_chat_request({"messages": [ASK], **fields})
+        assert asked.options.thinking and asked.hints == ()
+        return asked.params[0].thinking_budget
+
+    assert (budget(**{name: 7}), budget(**{name: 0}), budget(**{name: -1})) == (7, 0, None)
+    assert budget(**{name: -1, "reasoning_effort": "low"}) == 256
+    with pytest.raises(ApiError):
+        budget(**{name: -2})
+
+
+def test_values_of_llama_cpp_keep_their_meaning() -> None:
+    def native(**fields: Any) -> Any:
+        return parse_native_request({"prompt": "x", **fields})
+
+    for seed in (-1, 0xFFFFFFFF):  # llama.cpp's default seed, which its responses report: random
+        assert native(seed=seed).params[0].seed is None
+    assert native(seed=0xFFFFFFFE).params[0].seed == 0xFFFFFFFE
+    assert native(stop=["", "end"]).params[0].stop == ("end",) and native(stop="").params[0].stop == ()
+    assert native(image_data=[]).pieces == (("x",),)
+    with pytest.raises(ApiError, match="reads text only"):
+        native(image_data=[{"data": "aGk=", "id": 12}])
