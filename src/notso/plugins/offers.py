@@ -10,7 +10,7 @@ from typing import Any
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 """Names of plugins, and of their tools, commands and logits processors."""
-NAME_RULE = "must be a lowercase letter and up to 31 lowercase letters, digits, _ and -"
+NAME_RULE = "must be a lowercase letter followed by up to 31 lowercase letters, digits, _ or -"
 MAX_GIVEN = 32  # maximum number of entries of each kind (tools, commands, pages, ...) per plugin
 MAX_SCHEMA_CHARACTERS = 65_536
 MAX_TEXT_CHARACTERS = 10_000

@@ -213,6 +213,7 @@ def hub_cache() -> Path:
 
 
 def repository_folder(file: KnownFile) -> Path:
+    """Return a repository's cache folder."""
     return hub_cache() / ("models--" + file.repository.replace("/", "--"))
 
 
@@ -242,6 +243,7 @@ def find_local(file: KnownFile) -> Path | None:
 
 
 def demo_path() -> Path:
+    """Return the path of the bundled demo model."""
     return Path(__file__).parents[2] / "demo" / "demo.gguf"
 
 
@@ -295,6 +297,7 @@ def quantization_in(filename: str) -> str | None:
 
 
 def sha256_of(path: Path, progress: Progress | None = None) -> str:
+    """Return a file's SHA-256 in hex."""
     digest = hashlib.sha256()
     with open(open_regular(path), "rb") as source:  # noqa: PTH123 - a descriptor
         total = os.fstat(source.fileno()).st_size
@@ -306,6 +309,7 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
 
 
 def known_by_hash(sha256: str) -> KnownFile | None:
+    """Return the known file with this hash, or None."""
     return next((file for file in KNOWN_FILES if file.sha256 == sha256), None)
 
 

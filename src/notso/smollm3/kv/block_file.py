@@ -93,6 +93,7 @@ class BlockName:
 
 
 def file_bytes(tokens: int, content_bytes: int) -> int:
+    """Return a block's file size."""
     return HEADER_BYTES + 4 * tokens + content_bytes
 
 

@@ -45,6 +45,7 @@ def main() -> None:
 
 
 def request_of(text: str, limits: QuoteLimits, barred: Sequence[bytes], *, escaped: bool) -> bytes:
+    """Build a request to the child process."""
     given = {"limits": astuple(limits), "barred": [each.hex() for each in barred], "escaped": escaped}
     head = json.dumps(given).encode()
     return b"".join((len(head).to_bytes(4, "big"), head, text.encode("utf-8", "surrogatepass")))

@@ -114,6 +114,7 @@ def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str
 
 
 def main() -> None:
+    """Entry point of the child."""
     request = json.loads(sys.stdin.buffer.read())
     compile_template(r"{{ '\n' }}").render()  # triggers lazy imports while files can still be opened
     confine(Rights.COMPUTE, CHILD_LIMITS)

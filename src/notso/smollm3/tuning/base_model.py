@@ -28,6 +28,7 @@ def load(source: Path, dtype: Any) -> Any:
 
 
 def parameters_of(base: Path) -> int:
+    """Return the number of parameters of a GGUF file."""
     with GGUFFile.open(base) as file:
         return sum(tensor.rows * tensor.cols for tensor in file.tensors.values())
 
