@@ -17,7 +17,7 @@ from pathlib import Path
 import due_files
 import pytest
 from hypothesis import HealthCheck, settings
-from long_tests import is_long
+from long_tests import is_long, thinned
 
 from notso.smollm3.hub import registry as hub
 
@@ -69,7 +69,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     the files that take longest, so that no worker is left with a long one at the end."""
     seconds = due_files.read(SECONDS) if hasattr(config, "workerinput") else {}
     items.sort(key=lambda item: ("browser" in item.path.parts, -seconds.get(item.nodeid.partition("::")[0], 0)))
+    group_of = thinned([item.nodeid for item in items])
     for item in items:
+        if group := group_of.get(item.nodeid):
+            item.add_marker(pytest.mark.long(group))
         for marker in item.iter_markers("long"):
             if not any(map(is_long, marker.args)):
                 reason = f"takes minutes: make test-long, or LONG={marker.args[0]}; make check runs it where it is due"

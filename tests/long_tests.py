@@ -47,6 +47,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/qtensor/test_kernels_attention_bytes.py",
         "tests/qtensor/test_kernels_matmul.py",
         "tests/qtensor/test_neon.py",
+        "tests/qtensor/test_threads.py",
         *FORMATS_AND_DEVICES,
         "tests/stub_gpu",
     ),
@@ -61,18 +62,27 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/smollm3/diagnostics/test_goldens.py",
         "benchmarks/cuda_bits.py",
         *FORMATS_AND_DEVICES,
+        "tests/smollm3/engine/test_determinism.py",
+        "tests/smollm3/engine/test_embeddings.py",
         "tests/smollm3/engine/test_engine_stress.py",
         "tests/smollm3/engine/test_library.py",
         "tests/smollm3/engine/test_memory_plan.py",
         "tests/smollm3/engine/test_one_generation.py",
         "tests/smollm3/engine/test_prefix_warmup.py",
+        "tests/smollm3/engine/test_receipts.py",
+        "tests/smollm3/engine/test_receipts_elsewhere.py",
+        "tests/smollm3/engine/test_replay.py",
         "tests/smollm3/engine/test_reread.py",
+        "tests/smollm3/engine/test_speculative_prefill.py",
         "tests/smollm3/kv/test_conversation_log.py",
+        "tests/smollm3/kv/test_disk_store_damage.py",
+        "tests/smollm3/kv/test_offload.py",
         "tests/smollm3/model/test_accuracy.py",
-        "tests/smollm3/sampling/test_patterns.py",
-        "tests/smollm3/sampling/test_token_limit.py",
+        "tests/smollm3/model/test_parity.py",
+        "tests/smollm3/model/test_public_files.py",
+        "tests/smollm3/sampling",
         "tests/smollm3/scheduling/test_scheduler.py",
-        "tests/smollm3/text/test_tokenizer_official.py",
+        "tests/smollm3/text",
     ),
     "quotes": (
         "src/notso/documents/citations.py",
@@ -105,6 +115,35 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "src/notso/system",
         "src/notso/web",
         "tests/chaos",
+    ),
+    "commands": (
+        "src/notso/cli",
+        "src/notso/smollm3/values",
+        "src/notso/web/values",
+        "tests/cli",
+    ),
+    "server": (
+        "deploy",
+        "src/notso/documents",
+        "src/notso/web",
+        "tests/documents",
+        "tests/scripted_engine.py",
+        "tests/web",
+    ),
+    "growth": (
+        "src/notso/documents",
+        "src/notso/smollm3/output",
+        "src/notso/smollm3/sampling",
+        "src/notso/smollm3/text",
+        "src/notso/web",
+        "tests/architecture/test_growth.py",
+        "tests/architecture/test_growth_of_entries.py",
+    ),
+    "check": (
+        ".ci",
+        "Makefile",
+        "tests/architecture/test_check_again.py",
+        "tests/conftest.py",
     ),
     "clients": (
         "constraints.txt",
@@ -165,9 +204,274 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Group -> files and folders that its tests depend on."""
 
+THINNED: dict[str, dict[str, dict[str, int]]] = {
+    "engine": {
+        "tests/smollm3/diagnostics/test_goldens.py": {
+            "test_a_format_is_allowed_its_own_error_and_no_other": 2,
+            "test_a_planted_error_is_noticed": 1,
+        },
+        "tests/smollm3/engine/test_answers_across_devices.py": {
+            "test_every_answer_is_the_same": 0,
+        },
+        "tests/smollm3/engine/test_determinism.py": {
+            "test_kernels_threads_and_pieces_change_no_bit": 3,
+            "test_sampled_answers_are_the_same_under_every_kernel": 3,
+        },
+        "tests/smollm3/engine/test_prefix_warmup.py": {
+            "test_all_but_the_words_is_there": 2,
+            "test_chats_side_by_side_say_what_each_says_alone": 1,
+        },
+        "tests/smollm3/engine/test_receipts.py": {
+            "test_an_untouched_receipt_is_drawn_again": 5,
+        },
+        "tests/smollm3/engine/test_receipts_elsewhere.py": {
+            "test_another_family_draws_them_again": 1,
+        },
+        "tests/smollm3/engine/test_replay.py": {
+            "test_an_answer_goes_on_from_each_of_its_tokens": 4,
+            "test_a_branch_is_what_a_cold_engine_writes_behind_the_same_tokens": 1,
+        },
+        "tests/smollm3/engine/test_reread.py": {
+            "test_cold_and_kept_give_the_same_bits": 1,
+        },
+        "tests/smollm3/engine/test_speculative_prefill.py": {
+            "test_what_is_typed_last_takes_its_beginning_up": 2,
+            "test_what_was_typed_is_there_when_it_is_sent": 2,
+        },
+        "tests/smollm3/kv/test_offload.py": {
+            "test_after_a_restart_a_conversation_is_there_to_the_last_token": 1,
+            "test_damaged_files_cost_time_and_nothing_else": 1,
+        },
+        "tests/smollm3/model/test_backends.py": {
+            "test_every_step_of_the_demo_model_has_the_same_bits": 1,
+            "test_what_one_backend_wrote_to_the_disk_another_goes_on_with": 1,
+        },
+        "tests/smollm3/model/test_every_format.py": {
+            "test_a_model_answers_alike_in_every_family": 6,
+        },
+        "tests/smollm3/model/test_public_files.py": {
+            "test_a_file_of_each_row": 10,
+        },
+        "tests/smollm3/sampling/test_patterns.py": {
+            "test_node_agrees_on_generated_patterns": 1,
+        },
+        "tests/smollm3/sampling/test_rare_filters.py": {
+            "test_frequencies_are_the_probabilities": 1,
+        },
+        "tests/smollm3/sampling/test_sampler.py": {
+            "test_frequencies_are_the_probabilities": 2,
+            "test_many_faint_tokens_move_the_end_of_the_nucleus": 6,
+        },
+        "tests/smollm3/sampling/test_schemas.py": {
+            "test_what_is_valid_may_be_written_and_nothing_else": 13,
+        },
+        "tests/smollm3/sampling/test_strict_tools.py": {
+            "test_whatever_is_drawn_a_call_follows_its_tool": 2,
+        },
+        "tests/smollm3/sampling/test_token_limit.py": {
+            "test_what_can_end_within_its_limit_does": 24,
+        },
+        "tests/smollm3/text/test_chat_template.py": {
+            "test_conversations_that_cannot_be_are_refused": 3,
+            "test_tools_that_are_no_json_are_refused": 2,
+        },
+        "tests/smollm3/text/test_template_sandbox.py": {
+            "test_what_a_template_must_not_do": 10,
+            "test_what_the_official_templates_rely_on": 4,
+            "test_a_name_that_is_not_given_is_an_error_that_names_it": 4,
+        },
+        "tests/smollm3/text/test_tokenizer_official.py": {
+            "test_a_long_text_costs_what_its_eighths_cost": 0,
+            "test_ids_are_the_library_s": 1,
+            "test_it_builds_about_as_fast_as_the_library": 0,
+        },
+    },
+    "native": {
+        "tests/qtensor/test_kernels_attention_bytes.py": {
+            "test_the_bits_of_the_twin": 7,
+        },
+        "tests/qtensor/test_kernels_matmul.py": {
+            "test_extremes_do_not_overflow": 8,
+            "test_families_agree": 40,
+            "test_long_rows": 8,
+            "test_panels_of_many_rows": 8,
+        },
+        "tests/qtensor/test_threads.py": {
+            "test_products": 8,
+        },
+    },
+    "conversion": {
+        "tests/smollm3/conversion/test_converter.py": {
+            "test_every_mix_is_made_and_runs": 3,
+        },
+        "tests/smollm3/conversion/test_quantizer.py": {
+            "test_every_mix_is_made_of_a_file_and_of_a_folder": 2,
+        },
+        "tests/smollm3/conversion/test_unusual_folders.py": {
+            "test_a_tokenizer_gives_the_ids_that_its_own_library_gives": 6,
+            "test_rotation_and_tensors_of_what_is_computed": 12,
+        },
+    },
+    "store": {
+        "tests/web/store/test_documents.py": {
+            "test_no_row_of_a_deleted_document_stays_in_postgres": 0,
+        },
+    },
+    "chaos": {
+        "tests/chaos/test_foreign_sites.py": {
+            "test_every_cell_of_sites_and_routes_is_as_written": 0,
+        },
+        "tests/chaos/test_holes.py": {
+            "test_an_engine_whose_body_has_no_end": 0,
+            "test_attacks_of_one_key": 4,
+            "test_frames_that_a_plugin_forges": 0,
+            "test_imports_beyond_the_address_space": 0,
+        },
+        "tests/chaos/test_kills.py": {
+            "test_kills_lose_nothing_that_was_acknowledged": 0,
+        },
+        "tests/chaos/test_rendering_attacks.py": {
+            "test_a_chat_that_is_slow_to_lay_out": 0,
+        },
+    },
+    "commands": {
+        "tests/cli/test_bench_compare.py": {
+            "test_the_peer_ends_with_us_however_we_end": 1,
+            "test_the_peer_stands_beside_our_figures": 0,
+        },
+        "tests/cli/test_demo.py": {
+            "test_without_arguments_the_chat_opens": 0,
+        },
+        "tests/cli/test_interruption.py": {
+            "test_a_closed_pipe_ends_quietly_with_the_code_of_sigpipe": 1,
+            "test_a_missing_stdout_is_no_success": 1,
+        },
+        "tests/cli/test_real_engine.py": {
+            "test_a_reader_that_leaves_in_the_middle_ends_it": 0,
+            "test_bench_gives_rates_and_the_machine": 0,
+            "test_kernels_and_threads_do_not_change_the_answer": 0,
+            "test_perplexity_and_divergence": 0,
+            "test_what_is_no_model_is_told_with_exit_code_3": 2,
+        },
+        "tests/cli/test_run.py": {
+            "test_every_sampling_field_is_an_option": 12,
+        },
+        "tests/cli/test_serve.py": {
+            "test_a_context_too_large_is_reduced_to_the_maximum": 0,
+            "test_a_data_directory_in_use_is_exit_code_5": 0,
+            "test_a_key_from_a_file_is_asked_for": 0,
+            "test_a_port_in_use_is_exit_code_6": 0,
+            "test_it_serves_at_once_until_told_to_stop": 1,
+            "test_the_page_is_opened_when_asked_for": 0,
+        },
+    },
+    "server": {
+        "tests/documents/test_reading.py": {
+            "test_a_parser_that_was_taken_over_is_not_believed": 4,
+        },
+        "tests/documents/test_traps.py": {
+            "test_a_bomb_ends_within_the_childs_limits": 2,
+        },
+        "tests/web/api/test_receipts.py": {
+            "test_each_api_gives_a_receipt_that_holds": 6,
+        },
+        "tests/web/api/test_volatile_lines.py": {
+            "test_nothing_is_found_behind_any_other_change": 0,
+        },
+        "tests/web/chat/test_chat_view.py": {
+            "test_what_is_done_in_a_long_chat_reads_what_a_prompt_has_room_for": 4,
+        },
+        "tests/web/chat/test_library.py": {
+            "test_a_preview_that_costs_too_much_says_so": 0,
+        },
+        "tests/web/chat/test_other_programs.py": {
+            "test_a_damaged_or_hostile_export_ends_in_one_sentence": 6,
+            "test_two_hundred_megabytes_end_in_one_sentence": 0,
+        },
+        "tests/web/chat/test_transfer.py": {
+            "test_what_is_broken_is_refused_whole": 8,
+        },
+        "tests/web/edge/test_fair_shares.py": {
+            "test_at_every_route_a_modest_owner_is_served_beside_a_greedy_one": 0,
+        },
+        "tests/web/edge/test_watchdog.py": {
+            "test_a_server_that_is_held_is_ended_with_its_tracebacks": 1,
+            "test_a_server_that_is_stopped_is_not_ended": 0,
+        },
+        "tests/web/engine/remote/test_wire_values.py": {
+            "test_each_value_comes_back_equal": 8,
+        },
+        "tests/web/rendering/test_hostile_stream.py": {
+            "test_every_cut_of_every_text_is_clean_and_the_end_is_the_whole": 1,
+        },
+        "tests/web/rendering/test_rendering.py": {
+            "test_no_text_is_slow": 8,
+            "test_nothing_is_lost_in_the_deep_nor_behind_it": 4,
+        },
+        "tests/web/sign_in/test_quotas.py": {
+            "test_forty_at_once_of_what_continues_a_chat_are_refused_before_they_are_stored": 2,
+        },
+        "tests/web/test_crash.py": {
+            "test_a_killed_server_has_the_part_and_goes_on": 0,
+        },
+        "tests/web/test_deployed.py": {
+            "test_compose_of_a_cluster": 0,
+            "test_kubernetes": 0,
+            "test_the_front_end_s_image": 0,
+        },
+        "tests/web/test_server.py": {
+            "test_a_long_answer_is_left_to_the_next_start_and_streams_end": 0,
+            "test_a_second_signal_ends_it_at_once": 0,
+            "test_after_kill_9_the_partial_answer_is_there_and_goes_on": 0,
+        },
+        "tests/web/tools/test_elicitation.py": {
+            "test_an_honest_server_is_answered": 1,
+        },
+        "tests/web/values/test_strict_fields.py": {
+            "test_a_file_of_much_of_nothing_is_refused_by_its_counts": 3,
+        },
+    },
+    "growth": {
+        "tests/architecture/test_growth.py": {
+            "test_the_patterns_of_the_package_are_found": 0,
+            "test_no_pattern_takes_time_out_of_proportion": 0,
+        },
+        "tests/architecture/test_growth_of_entries.py": {
+            "test_an_entry_takes_time_in_proportion": 10,
+        },
+    },
+    "check": {
+        "tests/architecture/test_check_again.py": {
+            "test_what_fails_runs_once_more": 1,
+        },
+    },
+    "plants": {
+        "tests/architecture/test_plants.py": {
+            "test_a_planted_change_works_and_needs_few_files": 1,
+        },
+    },
+}
+"""Group -> test file -> test that takes seconds -> number of its cases that run by default, spread evenly over its
+parameters. The others run with the group. A test with 0 runs only with the group: others find the same faults."""
+
 APART = {"clients", "ray", "tune"}
 """Groups that run in separate environments, and are skipped if these cannot be installed. They are recorded only by
 `make test-long`."""
+
+
+def thinned(cases: list[str]) -> dict[str, str]:
+    """Return the cases, given as node ids, that do not run by default, each with the group that runs it."""
+    of_test: dict[str, list[str]] = {}
+    for case in cases:
+        of_test.setdefault(case.partition("[")[0], []).append(case)
+    found = {}
+    for group, files in THINNED.items():
+        for file, tests in files.items():
+            for test, count in tests.items():
+                all_cases = of_test.get(f"{file}::{test}", [])
+                kept = {all_cases[at * len(all_cases) // count] for at in range(count)} if all_cases else set()
+                found |= {case: group for case in all_cases if case not in kept}
+    return found
 
 
 def is_long(group: str) -> bool:

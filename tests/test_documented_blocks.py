@@ -73,12 +73,10 @@ def runnable(*languages: str) -> list[Any]:
 
 
 def shell_blocks() -> list[Any]:
-    """Return README's blocks and the first block of each other page. Other blocks start programs, and run only after
-    changes to the documentation or the commands."""
+    """Return the blocks. Those of other pages than README start programs, and run only after changes to the
+    documentation or the commands."""
     chosen = [each for each in BLOCKS if each.language == "sh" and each.missing is None]
-    first = {each.page: each for each in reversed(chosen)}
-    marks = [[] if each is first[each.page] or each.page == "README.md" else [LONG] for each in chosen]
-    return [pytest.param(each, id=each.name, marks=mark) for each, mark in zip(chosen, marks, strict=True)]
+    return [pytest.param(each, id=each.name, marks=[] if each.page == "README.md" else [LONG]) for each in chosen]
 
 
 def test_every_block_has_a_test() -> None:

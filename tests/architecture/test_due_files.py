@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import due_files
+import long_tests
 import pytest
 
 TREE = {
@@ -112,3 +113,19 @@ def test_what_changed_while_it_ran_is_due_again(tree: Path) -> None:
     (tree / "docs/chat.md").write_text("Changed.")
     due_files.record({"tests/test_docs.py": 1.0}, set())
     assert changed() == {"tests/test_docs.py"}
+
+
+def test_the_cases_that_run_by_default_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_tests, "THINNED", {"engine": {"a.py": {"test_many": 2, "test_one": 0}}})
+    cases = ["a.py::test_one", *(f"a.py::test_many[{at}]" for at in range(4)), "a.py::test_other"]
+    assert long_tests.thinned(cases) == dict.fromkeys(
+        ("a.py::test_one", "a.py::test_many[1]", "a.py::test_many[3]"), "engine"
+    )
+
+
+def test_every_thinned_test_exists_and_belongs_to_the_files_of_its_group() -> None:
+    for group, files in long_tests.THINNED.items():
+        for file, tests in files.items():
+            assert any(file == each or file.startswith(f"{each}/") for each in long_tests.GROUPS[group]), file
+            source = (long_tests.ROOT / file).read_text("utf-8")
+            assert not [test for test in tests if f"\ndef {test}(" not in source], file

@@ -37,19 +37,22 @@ ARGUMENTS = [
 ]
 
 
-WHOLE = ("hostile", "safety")
-"""Files that run completely by default, because they test protection from hostile texts and sites."""
+BY_DEFAULT = ("chat", "documents", "messages", "page_keys", "safety", "sessions", "tools")
+"""Files whose first test runs by default."""
+WHOLE = "safety"
+"""The file that runs completely by default, because it tests protection from hostile texts."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the first test of each file by default and the rest only if the page or its server has changed, because a
-    test in a browser takes two CPU seconds."""
+    """Run few tests by default and the rest only if the page or its server has changed, because a test in a browser
+    takes two CPU seconds."""
     here, seen = Path(__file__).parent, set[Path]()
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
-            if item.path in seen and item.path.stem.removeprefix("test_") not in WHOLE:
+            name = item.path.stem.removeprefix("test_")
+            if name not in BY_DEFAULT or (item.path in seen and name != WHOLE):
                 item.add_marker(pytest.mark.long("page"))
             seen.add(item.path)
 

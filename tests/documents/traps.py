@@ -310,7 +310,11 @@ TEXTS: dict[str, Trap] = {
     "blanks": ("a.txt", lambda: b" \n\t " * 100, "is empty"),
     "NULs": ("a.txt", lambda: b"a\0b\0\0\0c", "is neither text nor any other kind of file that can be read"),
     "noise": ("a.bin", lambda: zlib.compress(bytes(range(256)) * 9), "is neither text nor any"),
-    "half of UTF-16": ("a.txt", lambda: b"\xff\xfea\0b", "is damaged: it begins with the UTF-16 byte order mark, but is not valid"),
+    "half of UTF-16": (
+        "a.txt",
+        lambda: b"\xff\xfea\0b",
+        "is damaged: it begins with the UTF-16 byte order mark",
+    ),
     "lone surrogates": ("a.txt", lambda: b"safe \xed\xa0\x80", ""),
     "reversed text": ("a.txt", lambda: "safe \u202egpj.exe\u2066\U000e0041".encode(), ""),
     "20 million characters": ("a.txt", lambda: b"a" * 20_000_001, "has more than 20,000,000 characters"),
