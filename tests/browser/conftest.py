@@ -37,7 +37,7 @@ ARGUMENTS = [
 ]
 
 
-BY_DEFAULT = ("chat", "documents", "messages", "page_keys", "safety", "sessions", "tools")
+BY_DEFAULT = ("chat", "documents", "messages", "safety", "tools")
 """Files whose first test runs by default."""
 WHOLE = "safety"
 """The file that runs completely by default, because it tests protection from hostile texts."""

@@ -211,7 +211,7 @@ prompts = st.tuples(st.integers(0, 2), st.sampled_from([1, 5, 60, 127, 128, 129,
 )
 
 
-@settings(max_examples=100 if is_long("engine") else 25, deadline=None)
+@settings(max_examples=100 if is_long("engine") else 10, deadline=None)
 @given(
     blocks=st.integers(6, 24),
     slots=st.integers(1, 5),

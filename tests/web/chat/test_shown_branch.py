@@ -22,7 +22,7 @@ from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
 
 LONG = os.environ.get("CHAOS") == "long"
-OPERATIONS = 5_000 if LONG else 250
+OPERATIONS = 5_000 if LONG else 120
 ARTICLES = re.compile(r'<article class="turn [^"]*" id="msg-([0-9a-f-]{36})"')
 LAST = re.compile(r'<input type="hidden" name="last" value="([^"]*)">')
 
@@ -214,7 +214,7 @@ def test_a_random_walk_finds_page_and_store_equal(tmp_path: Path) -> None:
     finally:
         server.close()
     assert not walk.differences, f"{len(walk.differences)} of {OPERATIONS}: {walk.differences[:3]}"
-    assert walk.done["ask"] > OPERATIONS // 20 and walk.done["ask refused"] > OPERATIONS // 100, walk.done
+    assert walk.done["ask"] > OPERATIONS // 20 and walk.done["ask refused"] >= OPERATIONS // 100, walk.done
 
 
 @pytest.fixture

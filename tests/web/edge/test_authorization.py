@@ -17,6 +17,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import iter_route_contexts
+from long_tests import is_long
 from scripted_engine import ScriptedEngine, say
 
 from notso.web import app
@@ -554,8 +555,9 @@ def world(start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_nobody_reaches_what_is_anothers(world: World) -> None:
-    routes = routes_of(world.server.app)
-    assert sorted(set(ENTRIES) - set(routes)) == []
+    all_routes = routes_of(world.server.app)
+    assert sorted(set(ENTRIES) ^ set(all_routes)) == []
+    routes = all_routes if is_long("server") else all_routes[::3]
     found = list(faults(world, routes))
     assert not found, "\n".join(found)
     kinds = Counter(ENTRIES[route].kind for route in routes)
