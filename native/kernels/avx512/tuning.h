@@ -26,8 +26,9 @@ inline int64_t tiles_from_m(Format f) { return f == Format::Q4_K && !__builtin_c
 inline int64_t in_order_up_to_m() { return __builtin_cpu_is("amdfam19h") ? 2 : 0; }
 
 // Up to this many passes over a block of packed weights, each pass unpacks the values itself; otherwise, the first one
-// stores them for the others. On Zen 4, stores take longer than a short unpacking.
-inline int64_t most_unpacking(bool is_short) { return is_short && __builtin_cpu_is("amdfam19h") ? INT64_MAX : 2; }
+// stores them for the others. On Zen 4, stores take longer than a short unpacking. Beyond 64 batch rows, both are
+// equal.
+inline int64_t most_unpacking(bool is_short) { return is_short && __builtin_cpu_is("amdfam19h") ? 16 : 2; }
 
 }  // namespace
 }  // namespace qtensor
