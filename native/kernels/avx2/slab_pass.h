@@ -207,6 +207,10 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
 };
 
 constexpr int kMostAtOnce = 6, kMostAsking = 512;
+template <class Pairs>
+constexpr int64_t most_unpacking() {
+  return Pairs::most_unpacking;
+}
 
 template <class Block, bool IN_ORDER = false>
 struct SlabPass {

@@ -13,6 +13,7 @@
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
 #include "kernels/x86/slab_source.h"
+#include "tuning.h"
 
 namespace qtensor {
 namespace {
@@ -82,10 +83,14 @@ struct SlabHeader {
   __m512 d, dmin;
 };
 struct SlabOfKQuant {
-  static constexpr int64_t most_unpacking = 2;  // up to this many passes, each pass unpacks values itself
+  static constexpr bool is_short = false;  // unpacking takes few instructions and registers
   using Batch = SlabBatchBlock;
   using Header = SlabHeader;
 };
+template <class Pairs>
+inline int64_t most_unpacking() {
+  return most_unpacking(Pairs::is_short);
+}
 struct SlabWithMins : SlabOfKQuant, PairsWithMins {
   static int32_t largest_sum(const SlabBatchBlock& x) { return x.largest32; }
 
@@ -117,6 +122,7 @@ template <class Block>
 struct SlabPairs;  // `shift`: bits by which B's values are shifted up; `largest`: the largest magnitude of a value
 template <>
 struct SlabPairs<BlockQ4_K> : SlabWithMins {
+  static constexpr bool is_short = true;
   static constexpr int shift = 4, largest = 15;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int pair, int four, __m512i& a, __m512i& b) {
@@ -199,11 +205,26 @@ QTENSOR_INLINE void ask(const SlabPass<Block, IN_ORDER>& t, int pair) {
     for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
 }
 
+// Adds the products of both halves' values with four bytes of a batch row. FROM_MEMORY: broadcasts take no register.
+template <bool FROM_MEMORY>
+QTENSOR_INLINE void add_products(__m512i& first, __m512i& second, const __m512i (&w)[2], const int8_t* x) {
+  if constexpr (FROM_MEMORY) {
+    const auto& four = *reinterpret_cast<const int8_t (*)[4]>(x);
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(first) : "v"(w[0]), "m"(four));
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(second) : "v"(w[1]), "m"(four));
+  } else {
+    const __m512i all = dword_to_all(x);
+    first = _mm512_dpbusd_epi32(first, w[0], all);
+    second = _mm512_dpbusd_epi32(second, w[1], all);
+  }
+}
+
 // acc[g][j] = fma(f, d of batch row j, acc[g][j]) for M batch rows, where acc is [j][half][16 rows] of a slab.
 // FITS: all sums fit words.
 template <class Block, int M, bool FITS, Source SOURCE, bool IN_ORDER>
 QTENSOR_INLINE void slab_block(SlabPass<Block, IN_ORDER>& t, const SlabBatchBlock* x, float* acc) {
   using P = SlabPairs<Block>;
+  constexpr bool kFromMemory = M > 2 && SOURCE != Source::kept && !P::is_short;  // otherwise, gcc 12 spills registers
   const __m512i zero = _mm512_setzero_si512();
   __m512i total[2][M];
 #pragma GCC unroll 8
@@ -236,12 +257,8 @@ QTENSOR_INLINE void slab_block(SlabPass<Block, IN_ORDER>& t, const SlabBatchBloc
       }
 #pragma GCC unroll 8
       for (int j = 0; j < M; j++) {
-        const __m512i x_a = dword_to_all(x[j].q + P::a(pair, four));
-        sum_a[0][j] = _mm512_dpbusd_epi32(sum_a[0][j], a[0], x_a);
-        sum_a[1][j] = _mm512_dpbusd_epi32(sum_a[1][j], a[1], x_a);
-        const __m512i x_b = dword_to_all(x[j].q + P::b(pair, four));
-        sum_b[0][j] = _mm512_dpbusd_epi32(sum_b[0][j], b[0], x_b);
-        sum_b[1][j] = _mm512_dpbusd_epi32(sum_b[1][j], b[1], x_b);
+        add_products<kFromMemory>(sum_a[0][j], sum_a[1][j], a, x[j].q + P::a(pair, four));
+        add_products<kFromMemory>(sum_b[0][j], sum_b[1][j], b, x[j].q + P::b(pair, four));
       }
     }
 #pragma GCC unroll 2

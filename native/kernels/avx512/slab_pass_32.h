@@ -58,7 +58,7 @@ struct SlabOf32 {
   using Batch = SlabBatchBlock32;
   using Header = SlabHeader32;
   static constexpr int pairs = 8, offset_bits = OFFSET_BITS;
-  static constexpr int64_t most_unpacking = 2;
+  static constexpr bool is_short = false;
   static constexpr bool has_min = false;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeader32& h) {
@@ -81,6 +81,7 @@ struct SlabOf32WithMins : SlabOf32<0> {
 };
 template <>
 struct SlabPairs<BlockQ8_0> : SlabOf32<7> {
+  static constexpr bool is_short = true;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
     const __m512i middle = _mm512_set1_epi8(char(128));
@@ -90,6 +91,7 @@ struct SlabPairs<BlockQ8_0> : SlabOf32<7> {
 };
 template <>
 struct SlabPairs<BlockQ4_0> : SlabOf32<3> {
+  static constexpr bool is_short = true;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
     nibbles(line(w, 4 * s + i), a, b);
@@ -107,6 +109,7 @@ struct SlabPairs<BlockIQ4_NL> : SlabOf32<7> {
 };
 template <>
 struct SlabPairs<BlockQ4_1> : SlabOf32WithMins {
+  static constexpr bool is_short = true;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void values(Lines<IN_ORDER> w, int s, int i, __m512i& a, __m512i& b) {
     nibbles(line(w, 8 + 4 * s + i), a, b);
@@ -149,7 +152,7 @@ struct SlabPairs<BlockIQ4_XS> {
   using Batch = SlabBatchBlock;
   using Header = SlabHeaderIQ4;
   static constexpr int pairs = 8;
-  static constexpr int64_t most_unpacking = 2;
+  static constexpr bool is_short = false;
   static constexpr bool scales_of_32 = true;
   template <bool IN_ORDER>
   QTENSOR_INLINE static void header(Lines<IN_ORDER> w, SlabHeaderIQ4& h) {

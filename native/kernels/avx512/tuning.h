@@ -25,5 +25,10 @@ inline int64_t tiles_from_m(Format f) { return f == Format::Q4_K && !__builtin_c
 // one stream and stops at software prefetches. Zen 5 was faster with them.
 inline int64_t in_order_up_to_m() { return __builtin_cpu_is("amdfam19h") ? 2 : 0; }
 
+// Up to this many passes over a block of packed weights, each pass unpacks the values itself; otherwise, the first one
+// stores them for the others. On Zen 4, stores take longer than a short unpacking. Beyond 64 batch rows, both are
+// equal.
+inline int64_t most_unpacking(bool is_short) { return is_short && __builtin_cpu_is("amdfam19h") ? 16 : 2; }
+
 }  // namespace
 }  // namespace qtensor

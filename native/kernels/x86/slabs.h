@@ -74,6 +74,7 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
   SlabPass<Block> each[kSlabRows / kGroupRows];
   const int64_t m = t.m, passes = (m + kMostAtOnce - 1) / kMostAtOnce;
   const int64_t asked = (kLines + passes * P::pairs - 1) / (passes * P::pairs);
+  const bool unpacks = passes <= most_unpacking<P>();
   const auto* x = reinterpret_cast<const BatchBlock<Block>*>(t.x);
   for (int64_t b = 0; b < t.blocks; b++, x += m) {
     int64_t begin = 0;
@@ -98,7 +99,7 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
         }
         float* const sums = t.sums + kSlabRows * begin + kGroupRows * g;
         if ((passes - left) * asked * P::pairs >= kLines) pass.asked = 0;
-        if (passes <= SlabPairs<Block>::most_unpacking)
+        if (unpacks)
           pass_of<Block, Source::unpacked, kMostAtOnce>(count, pass, x + begin, sums);
         else if (left == passes)
           pass_of<Block, Source::unpacked_and_kept, kMostAtOnce>(count, pass, x + begin, sums);
