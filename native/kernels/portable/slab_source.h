@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/portable/always_inline.h"
 #include "packed_weights.h"
 
 namespace qtensor {
@@ -24,8 +25,24 @@ struct Lines {
   const uint8_t *at, *halves;
 };
 
+// BlockQ8x32 with its sums as floats, for mins.
+struct alignas(64) SlabBatchBlock32 {
+  int8_t q[256];
+  float d[8];
+  int32_t sums[8];
+  float of_mins[8];
+};
+
 // Where a pass gets values from. The first of several passes over a block stores unpacked values for the others.
 enum class Source { unpacked, unpacked_and_kept, kept };
+
+// Prefetches a pair's share of a later block: `asked` lines of 64 bytes.
+template <template <class, bool> class Pass, class Block, bool IN_ORDER>
+QTENSOR_INLINE void ask(const Pass<Block, IN_ORDER>& t, int pair) {
+  if constexpr (!IN_ORDER)
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
+}
 
 }  // namespace
 }  // namespace qtensor
