@@ -1,6 +1,6 @@
-// Run one matrix product, for an emulator that counts instructions: one_product FAMILY FORMAT K ROWS M [packed]. Weights
-// are in rows, or packed. Tiles are used if the family supports them for this number of batch rows. Packing batch rows is
-// included. The cost of a block is the difference between two values of K.
+// Run one matrix product, for an emulator that counts instructions: one_product FAMILY FORMAT K ROWS M [packed].
+// Weights are in rows, or packed. Tiles are used if the family supports them for this number of batch rows. Packing
+// batch rows is included. The cost of a block is the difference between two values of K.
 #include <cstdio>
 #include <cstdlib>
 #include <string>

@@ -14,6 +14,13 @@
 namespace qtensor {
 namespace {
 
+// BlockQ8x32 with its sums as floats, for mins.
+struct alignas(64) SlabBatchBlock32 {
+  int8_t q[256];
+  float d[8];
+  int32_t sums[8];
+  float of_mins[8];
+};
 static_assert(sizeof(SlabBatchBlock32) == sizeof(SlabBatchBlock));
 
 void pack_slab_batch_row_32(const PackTask& t, int64_t row) {

@@ -12,13 +12,8 @@
 namespace qtensor {
 namespace {
 
-// A format unpacks a pair of sub-blocks (64 values) of one row at a time. `split` unpacks sixteen bytes to the values in
-// their lower nibbles, a, and in their upper nibbles, b.
-QTENSOR_INLINE void join_nibbles(uint8x16_t v, uint8x16_t upper_a, uint8x16_t upper_b, int8x16_t& a, int8x16_t& b) {
-  a = vreinterpretq_s8_u8(vbslq_u8(vdupq_n_u8(15), v, upper_a));
-  b = vreinterpretq_s8_u8(vsriq_n_u8(upper_b, v, 4));
-}
-
+// A format unpacks a pair of sub-blocks (64 values) of one row at a time. `split` unpacks sixteen bytes to the values
+// in their lower nibbles, a, and in their upper nibbles, b.
 struct Q4_KNeon {
   static constexpr int64_t bytes = sizeof(BlockQ4_K);
   static constexpr bool has_min = true;
@@ -51,7 +46,8 @@ struct Q5_KNeon {
   }
   template <int C>
   static QTENSOR_INLINE void split(uint8x16_t v, uint8x16_t bits, int8x16_t& a, int8x16_t& b) {
-    join_nibbles(v, fifth<2 * C>(bits), fifth<2 * C + 1>(bits), a, b);
+    a = vreinterpretq_s8_u8(vbslq_u8(vdupq_n_u8(15), v, fifth<2 * C>(bits)));
+    b = vreinterpretq_s8_u8(vsriq_n_u8(fifth<2 * C + 1>(bits), v, 4));
   }
   template <int C>
   static QTENSOR_INLINE void pair(const uint8_t* block, const High& high, int8x16_t (&q)[4]) {
@@ -65,20 +61,20 @@ struct Q6_KNeon {
   static constexpr int offset = 32;
   struct High {};
   static QTENSOR_INLINE High high_of(const uint8_t*) { return {}; }
-  template <int SECOND>  // of the two 32 bytes that share upper bits
-  static QTENSOR_INLINE void split(uint8x16_t v, uint8x16_t upper, int8x16_t& a, int8x16_t& b) {
-    const uint8x16_t two = vdupq_n_u8(0x30);
-    join_nibbles(v, vandq_u8(vshlq_n_u8(upper, SECOND ? 2 : 4), two),
-                 vandq_u8(SECOND ? vshrq_n_u8(upper, 2) : upper, two), a, b);
-  }
   template <int C>
   static QTENSOR_INLINE void pair(const uint8_t* block, const High&, int8x16_t (&q)[4]) {
-    int8x16_t other;
-    for (int i = 0; i < 2; i++) {
-      const uint8_t* const low = block + 64 * (C / 2) + 16 * i;
-      const uint8x16_t upper = vld1q_u8(block + 128 + 32 * (C / 2) + 16 * i);
-      split<0>(vld1q_u8(low), upper, C % 2 == 0 ? q[i] : other, C % 2 == 0 ? other : q[i]);
-      split<1>(vld1q_u8(low + 32), upper, C % 2 == 0 ? q[2 + i] : other, C % 2 == 0 ? other : q[2 + i]);
+    constexpr int n = C / 2;
+    const uint8x16_t two = vdupq_n_u8(0x30);
+    for (int i = 0; i < 4; i++) {
+      const uint8x16_t low = vld1q_u8(block + 64 * n + 16 * i);
+      const uint8x16_t high = vld1q_u8(block + 128 + 32 * n + 16 * (i % 2));
+      if constexpr (C % 2 == 0) {
+        const uint8x16_t upper = vandq_u8(i < 2 ? vshlq_n_u8(high, 4) : vshlq_n_u8(high, 2), two);
+        q[i] = vreinterpretq_s8_u8(vbslq_u8(vdupq_n_u8(15), low, upper));
+      } else {
+        const uint8x16_t upper = vandq_u8(i < 2 ? high : vshrq_n_u8(high, 2), two);
+        q[i] = vreinterpretq_s8_u8(vsriq_n_u8(upper, low, 4));
+      }
     }
   }
 };

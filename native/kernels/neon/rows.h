@@ -14,7 +14,8 @@ namespace {
 
 // Returns `place`, which the compiler cannot use before `sum` has been computed. Otherwise gcc loads and unpacks all
 // rows at once and keeps on the stack what does not fit the registers.
-QTENSOR_INLINE const uint8_t* after(const uint8_t* place, int32x4_t sum) {
+template <class T>
+QTENSOR_INLINE const T* after(const T* place, int32x4_t sum) {
   __asm__("" : "+r"(place) : "w"(sum));
   return place;
 }

@@ -14,14 +14,22 @@
 namespace qtensor {
 namespace {
 
+// One block of a batch row, with its sums as floats for mins.
+struct alignas(64) SlabBatchBlock32 {
+  int8_t q[256];
+  float d[8], of_mins[8];
+};
+static_assert(sizeof(SlabBatchBlock32) == kBatchBytes);
+
 void pack_slab_batch_row_32(const PackTask& t, int64_t row) {
   const BlockQ8x32* x = t.x_32 + row * t.blocks;
   for (int64_t b = 0; b < t.blocks; b++, x++) {
     auto& to = reinterpret_cast<SlabBatchBlock32*>(t.packed)[b * t.m + row];
     lay_bytes(t, row, x->q, to);
-    __builtin_memcpy(to.d, x->d, sizeof to.d);
-    __builtin_memcpy(to.sums, x->sums, sizeof to.sums);
-    for (int i = 0; i < 8; i++) to.of_mins[i] = float(x->sums[i]) * x->d[i];
+    for (int i = 0; i < 8; i++) {
+      to.d[i] = x->d[i];
+      to.of_mins[i] = float(x->sums[i]) * x->d[i];
+    }
   }
 }
 template <>
@@ -31,11 +39,19 @@ struct StepsOf32 {
   static constexpr int apart = 16;
   static constexpr int a(int step) { return 32 * step; }
 };
-// OFFSET: must be subtracted from values.
-template <bool MINS, int OFFSET = 0>
+template <bool MINS, int FRACTION = 0>
 struct SlabOf32 : SlabOfIntegers<32>, StepsOf32 {
   using Batch = SlabBatchBlock32;
   using Total = float32x4_t;
+  template <int M>
+  struct Totals {
+    float32x4_t f[2][M];
+    QTENSOR_INLINE Totals() {
+      for (auto& row : f)
+        for (auto& of : row) of = zero();
+    }
+    QTENSOR_INLINE float32x4_t of(int j, int r) const { return f[r][j]; }
+  };
   struct Header {
     const uint8_t *lines, *halves;
   };
@@ -47,22 +63,22 @@ struct SlabOf32 : SlabOfIntegers<32>, StepsOf32 {
     to = {lines, halves};
   }
   template <int G>
-  QTENSOR_INLINE static int32x4_t start(const SlabBatchBlock32& x) {
-    if constexpr (OFFSET == 0) return vdupq_n_s32(0);
-    return vdupq_n_s32(vmulq_n_s32(vld1q_s32(x.sums + G / 4 * 4), -OFFSET)[G % 4]);
-  }
-  template <int G>
   QTENSOR_INLINE static Scale scale(const Header& h) {
     if constexpr (!MINS) return {four_halves_at(h.halves + 2 * kGroupRows * G), zero()};
     const uint32x4_t both = vreinterpretq_u32_u8(line(h.lines, G));
     return {lower_halves(both), upper_halves(both)};
   }
-  template <int G>
-  QTENSOR_INLINE static void add_scaled(Total& total, int32x4_t sum, const Scale& scale, const SlabBatchBlock32& x) {
-    total = vfmaq_f32(total, vcvtq_f32_s32(sum), vmulq_n_f32(scale.d, x.d[G]));
-    if constexpr (MINS) total = vfmaq_n_f32(total, scale.m, x.of_mins[G]);
+  QTENSOR_INLINE static void add_scaled(Total& total, int32x4_t sum, const Scale& scale, const Batch& x, int g) {
+    total = vfmaq_f32(total, as_floats<FRACTION>(sum), vmulq_n_f32(scale.d, x.d[g]));
+    if constexpr (MINS) total = vfmaq_n_f32(total, scale.m, x.of_mins[g]);
   }
-  QTENSOR_INLINE static float32x4_t finish(Total total, const Header&, const SlabBatchBlock32&, float32x4_t acc) {
+  template <int M>
+  QTENSOR_INLINE static void add_kept(Totals<M>& total, const KeptSums<M>& sum, int r, const Scale& scale,
+                                      const Batch* x, int g) {
+#pragma GCC unroll 6
+    for (int j = 0; j < M; j++) add_scaled(total.f[r][j], sum.of(j, r), scale, x[j], g);
+  }
+  QTENSOR_INLINE static float32x4_t finish(Total total, const Header&, const Batch&, float32x4_t acc) {
     return vaddq_f32(acc, total);
   }
 };
@@ -79,20 +95,20 @@ struct Nibbles {
     b = vqtbl1q_s8(levels, vreinterpretq_u8_s8(b));
   }
 };
-// The same with a line of fifth bits before each 32 values: bit l of a dword belongs to value l. Values are 16 too small,
-// because a bit that is not set becomes -16.
-template <int FIRST>
+// The same with a line of fifth bits before each 32 values: bit l of a dword belongs to value l. MIDDLE: 16 is
+// subtracted from values, by making the bits above the nibble ones where the fifth bit is not set.
+template <int FIRST, bool MIDDLE>
 struct FiveBits {
   template <int STEP>
   QTENSOR_INLINE static void values(const uint8_t* lines, int i, int8x16_t& a, int8x16_t& b) {
-    const uint8x16_t unset = vmvnq_u8(line(lines, FIRST + 5 * STEP));
+    const uint8x16_t fifth = line(lines, FIRST + 5 * STEP), bits = MIDDLE ? vmvnq_u8(fifth) : fifth;
     Q4_KNeon::split(line(lines, FIRST + 5 * STEP + 1 + i), a, b);
     const auto joined = [&](int8x16_t v, int first) __attribute__((always_inline)) {
-      const uint8x16_t dwords = vreinterpretq_u8_u32(vdupq_n_u32(0x01010101 * uint32_t(first / 8)));
-      const uint8x16_t rows = vreinterpretq_u8_u64(vcombine_u64(vdup_n_u64(0x0404040400000000), vdup_n_u64(0x0c0c0c0c08080808)));
+      alignas(16) static constexpr uint8_t dwords[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+      const uint8x16_t bytes = vaddq_u8(vld1q_u8(dwords), vdupq_n_u8(uint8_t(first / 8)));
       const uint8x16_t own = vreinterpretq_u8_u32(vdupq_n_u32(first % 8 ? 0x80402010 : 0x08040201));
-      const uint8x16_t mask = vtstq_u8(vqtbl1q_u8(unset, vaddq_u8(dwords, rows)), own);
-      return vsliq_n_s8(v, vreinterpretq_s8_u8(mask), 4);
+      const int8x16_t set = vreinterpretq_s8_u8(vtstq_u8(vqtbl1q_u8(bits, bytes), own));
+      return MIDDLE ? vsliq_n_s8(v, set, 4) : vorrq_s8(v, vandq_s8(set, vdupq_n_s8(16)));
     };
     a = joined(a, 4 * i);
     b = joined(b, 16 + 4 * i);
@@ -106,16 +122,24 @@ struct SlabPairs<BlockQ8_0> : SlabOf32<false> {
     b = vreinterpretq_s8_u8(line(lines, 8 * STEP + 2 * i + 1));
   }
 };
+// Nibbles in the upper part of a byte. With its highest bit flipped, a value becomes a signed number, 8 smaller.
 template <>
-struct SlabPairs<BlockQ4_0> : SlabOf32<false, 8>, Nibbles<0, false> {};
+struct SlabPairs<BlockQ4_0> : SlabOf32<false, 4> {
+  template <int STEP>
+  QTENSOR_INLINE static void values(const uint8_t* lines, int i, int8x16_t& a, int8x16_t& b) {
+    const int8x16_t v = vreinterpretq_s8_u8(veorq_u8(line(lines, 4 * STEP + i), vdupq_n_u8(0x88)));
+    a = vshlq_n_s8(v, 4);
+    b = vandq_s8(v, vdupq_n_s8(-16));
+  }
+};
 template <>
 struct SlabPairs<BlockIQ4_NL> : SlabOf32<false>, Nibbles<0, true> {};
 template <>
 struct SlabPairs<BlockQ4_1> : SlabOf32<true>, Nibbles<8, false> {};
 template <>
-struct SlabPairs<BlockQ5_0> : SlabOf32<false>, FiveBits<0> {};
+struct SlabPairs<BlockQ5_0> : SlabOf32<false>, FiveBits<0, true> {};
 template <>
-struct SlabPairs<BlockQ5_1> : SlabOf32<true, -16>, FiveBits<8> {};
+struct SlabPairs<BlockQ5_1> : SlabOf32<true>, FiveBits<8, false> {};
 template <>
 struct SlabPairs<BlockIQ4_XS> : SlabOfIntegers<32>, StepsOf32, Nibbles<2, true> {
   using Header = SlabScales<2>;  // of even and of odd groups
@@ -128,7 +152,7 @@ struct SlabPairs<BlockIQ4_XS> : SlabOfIntegers<32>, StepsOf32, Nibbles<2, true> 
     const int8x16_t even = vreinterpretq_s8_u32(vdupq_n_u32(0x00040004));
     const auto joined = [&](uint8x16_t nibbles, int8x16_t shift) __attribute__((always_inline)) {
       const uint8x16_t six = vorrq_u8(nibbles, vandq_u8(vshlq_u8(spread, shift), vdupq_n_u8(48)));
-      return vreinterpretq_s32_u8(vsubq_u8(six, vdupq_n_u8(32)));
+      return vreinterpretq_s8_u8(vsubq_u8(six, vdupq_n_u8(32)));
     };
     to.bytes[0] = joined(vandq_u8(low, four), even);
     to.bytes[1] = joined(vshrq_n_u8(low, 4), vsubq_s8(even, vdupq_n_s8(2)));

@@ -45,6 +45,7 @@ Slabs slabs(Format format, int64_t) {
 constexpr KernelTable entries(const char* name) {
   KernelTable t = table_entries(name, tiles, tile_scratch_bytes);
   t.slabs = slabs;
+  t.packs_by_default = true;  // they take fewer instructions; not timed
   return t;
 }
 

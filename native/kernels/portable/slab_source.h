@@ -25,14 +25,6 @@ struct Lines {
   const uint8_t *at, *halves;
 };
 
-// BlockQ8x32 with its sums as floats, for mins.
-struct alignas(64) SlabBatchBlock32 {
-  int8_t q[256];
-  float d[8];
-  int32_t sums[8];
-  float of_mins[8];
-};
-
 // Where a pass gets values from. The first of several passes over a block stores unpacked values for the others.
 enum class Source { unpacked, unpacked_and_kept, kept };
 
