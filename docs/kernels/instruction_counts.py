@@ -17,8 +17,10 @@ from aarch64 import I8MM
 from notso.qtensor.formats import FORMATS
 
 TYPES = {str(format): format.ggml_type for format in FORMATS.values()}
-K = 2048, 4096
-SMALL, LARGE = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_XS"), ("Q4_K", "Q6_K", "Q8_0")
+K = 512, 1024
+FORMATS_COUNTED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q5_1", "IQ4_XS")
+BATCHES = 1, 2, 4, 8, 16, 64
+ROWS = 64
 
 
 def instructions(program: Path, *arguments: object) -> int:
@@ -28,24 +30,23 @@ def instructions(program: Path, *arguments: object) -> int:
     return run.stderr.count(b"\nTrace ")
 
 
-def per_256(program: Path, family: str, format: str, rows: int, m: int) -> str:
+def per_256(program: Path, family: str, format: str, m: int, *layout: str) -> str:
     """For each row, block and batch row."""
-    few, many = (instructions(program, family, TYPES[format], k, rows, m) for k in K)
-    return f"{(many - few) / ((K[1] - K[0]) / 256 * rows * m):.0f}"
+    few, many = (instructions(program, family, TYPES[format], k, ROWS, m, *layout) for k in K)
+    return f"{(many - few) / ((K[1] - K[0]) / 256 * ROWS * m):.0f}"
 
 
 def main() -> None:
     if aarch64.missing():
         raise SystemExit(aarch64.missing())
     program = aarch64.cross_build("one_product")
-    print("| | M = 1 | 2 | 4 | generic, 1 |\n|---|---:|---:|---:|---:|")
-    for name in SMALL:
-        counts = [per_256(program, "neon", name, 4, m) for m in (1, 2, 4)]
-        print(f"| {name} | {' | '.join([*counts, per_256(program, 'generic', name, 4, 1)])} |", flush=True)
-    print("\n| tiles, 64 rows | M = 8, sdot | smmla | 16, sdot | smmla |\n|---|---:|---:|---:|---:|")
-    for name in LARGE:
-        counts = [per_256(program, family, name, 64, m) for m in (8, 16) for family in ("neon", "neon_i8mm")]
-        print(f"| {name} | {' | '.join(counts)} |", flush=True)
+    for family in ("neon", "neon_i8mm"):
+        print(f"\n| {family}: rows, packed | M = {' | '.join(map(str, BATCHES))} |\n|---|{'---:|' * len(BATCHES)}")
+        for name in FORMATS_COUNTED:
+            both = [
+                f"{per_256(program, family, name, m)}, {per_256(program, family, name, m, 'packed')}" for m in BATCHES
+            ]
+            print(f"| {name} | {' | '.join(both)} |", flush=True)
 
 
 if __name__ == "__main__":

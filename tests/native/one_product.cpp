@@ -1,11 +1,12 @@
-// Run one matrix product, for an emulator that counts instructions: one_product FAMILY FORMAT K ROWS M. It uses tiles
-// if the family supports them for this number of batch rows, including packing. The cost of a block is the difference
-// between two values of K.
+// Run one matrix product, for an emulator that counts instructions: one_product FAMILY FORMAT K ROWS M [packed].
+// Weights are in rows, or packed. Tiles are used if the family supports them for this number of batch rows. Packing
+// batch rows is included. The cost of a block is the difference between two values of K.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
 #include "ops/dequantize.h"
+#include "packed_weights.h"
 #include "runtime/dispatch.h"
 
 using namespace qtensor;
@@ -22,8 +23,8 @@ float y[kMostBytes];
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 6) {
-    std::fprintf(stderr, "usage: one_product FAMILY FORMAT K ROWS M\n");
+  if (count != 6 && count != 7) {
+    std::fprintf(stderr, "usage: one_product FAMILY FORMAT K ROWS M [packed]\n");
     return 2;
   }
   use_kernels(arguments[1]);
@@ -32,12 +33,19 @@ int main(int count, char** arguments) {
   const int64_t k = std::atoll(arguments[3]), rows = std::atoll(arguments[4]), m = std::atoll(arguments[5]);
   const int64_t blocks = k / 256, row_bytes = bytes_per_row(f, k);
   if (m * blocks > kMostBlocks || rows * row_bytes > kMostBytes || m * rows > kMostBytes) return 2;
+  const PackTask packing{x, x_32, blocks, m, packed};
+  if (count == 7) {
+    const Slabs slabs = t.slabs == nullptr ? Slabs() : t.slabs(f, m);
+    if (slabs.kernel == nullptr || m * kSlabRows * 4 > kMostBytes) return 2;
+    for (int64_t j = 0; j < m; j++) slabs.packing->row(packing, j);
+    slabs.kernel({weight, kSlabRows * row_bytes, rows, blocks, packed, m, y, rows, reinterpret_cast<float*>(scratch)});
+    return 0;
+  }
   const Tiles tiles = t.tiles == nullptr ? Tiles() : t.tiles(f, m);
   if (tiles.kernel == nullptr) {
     t.matmul(f)({weight, row_bytes, k, x, x_32, blocks, nullptr, m, y, rows, 0, rows});
     return 0;
   }
-  const PackTask packing{x, x_32, blocks, m, packed};
   for (int64_t tile = 0; tile < (m + 15) / 16; tile++)
     for (int64_t b = 0; b < blocks; b++) tiles.packing->block(packing, tile, b);
   tiles.kernel({weight, row_bytes, blocks, packed, m, y, rows, 0, rows, false, scratch});

@@ -14,7 +14,7 @@
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
-#include "kernels/x86/slab_source.h"
+#include "kernels/portable/slab_source.h"
 #include "products.h"
 
 namespace qtensor {
@@ -206,11 +206,7 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
   }
 };
 
-constexpr int kMostAtOnce = 6, kMostAsking = 512;
-template <class Pairs>
-constexpr int64_t most_unpacking() {
-  return Pairs::most_unpacking;
-}
+constexpr int kMostAtOnce = 6, kMostAsking = 512, kBatchStep = 1;
 
 template <class Block, bool IN_ORDER = false>
 struct SlabPass {
@@ -220,13 +216,6 @@ struct SlabPass {
   const uint8_t* later;                             // memory to prefetch: `asked` lines of 64 bytes with each pair
   int64_t asked;
 };
-
-template <class Block, bool IN_ORDER>
-QTENSOR_INLINE void ask(const SlabPass<Block, IN_ORDER>& t, int pair) {
-  if constexpr (!IN_ORDER)
-#pragma GCC unroll 1
-    for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
-}
 
 struct UnsignedProducts {
   static constexpr bool in_words = !kDwordSums;

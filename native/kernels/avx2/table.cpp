@@ -5,7 +5,7 @@
 #include "kernels/portable/byte_attention.h"
 #include "kernels/portable/table_entries.h"
 #include "kernels/x86/matmul.h"
-#include "kernels/x86/slabs.h"
+#include "kernels/portable/slabs.h"
 #include "kernels/x86/sub_blocks.h"
 #include "kernels/x86/unpacked_matmul.h"
 #include "pack_rows.h"

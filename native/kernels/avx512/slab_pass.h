@@ -12,7 +12,7 @@
 
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
-#include "kernels/x86/slab_source.h"
+#include "kernels/portable/slab_source.h"
 #include "tuning.h"
 
 namespace qtensor {
@@ -184,7 +184,7 @@ struct SlabPairs<BlockQ6_K> : SlabOfKQuant {
 
 // Both halves of a line share each broadcast. kMostAtOnce batch rows share the registers: sums of A and B in each half.
 // With more than kMostAsking batch rows, nothing is prefetched.
-constexpr int kMostAtOnce = 4, kMostAsking = 512;
+constexpr int kMostAtOnce = 4, kMostAsking = 512, kBatchStep = 1;
 
 struct alignas(64) KeptValues {
   uint8_t q[64][64];  // [A and B of each four][sixteen rows]
@@ -197,13 +197,6 @@ struct SlabPass {
   const uint8_t* later;  // memory to prefetch: `asked` lines of 64 bytes with each pair
   int64_t asked;
 };
-
-template <class Block, bool IN_ORDER>
-QTENSOR_INLINE void ask(const SlabPass<Block, IN_ORDER>& t, int pair) {
-  if constexpr (!IN_ORDER)
-#pragma GCC unroll 1
-    for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
-}
 
 // Adds the products of both halves' values with four bytes of a batch row. FROM_MEMORY: broadcasts take no register.
 template <bool FROM_MEMORY>

@@ -6,7 +6,7 @@
 #include "kernels/portable/byte_attention.h"
 #include "kernels/portable/table_entries.h"
 #include "kernels/x86/matmul.h"
-#include "kernels/x86/slabs.h"
+#include "kernels/portable/slabs.h"
 #include "kernels/x86/unpacked_matmul.h"
 #include "row_lanes.h"
 #include "tuning.h"

@@ -88,13 +88,6 @@ struct FourBlocks<Quant> {
   }
 };
 
-// Returns `place`, which the compiler cannot use before `sum` has been computed. Otherwise gcc loads and unpacks all
-// rows at once and keeps on the stack what does not fit the registers.
-QTENSOR_INLINE const uint8_t* after(const uint8_t* place, int32x4_t sum) {
-  __asm__("" : "+r"(place) : "w"(sum));
-  return place;
-}
-
 template <class Quant, int C, int M>
 QTENSOR_INLINE void add_pair(const uint8_t* const* place, const FourBlocks<Quant>& blocks, const BlockQ8K* x,
                              int64_t stride, int32x4_t (&sum)[M][4]) {

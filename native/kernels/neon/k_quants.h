@@ -12,20 +12,21 @@
 namespace qtensor {
 namespace {
 
-// A format unpacks a pair of sub-blocks (64 values) of one row at a time.
+// A format unpacks a pair of sub-blocks (64 values) of one row at a time. `split` unpacks sixteen bytes to the values
+// in their lower nibbles, a, and in their upper nibbles, b.
 struct Q4_KNeon {
   static constexpr int64_t bytes = sizeof(BlockQ4_K);
   static constexpr bool has_min = true;
   static constexpr int offset = 0;
   struct High {};
   static QTENSOR_INLINE High high_of(const uint8_t*) { return {}; }
+  static QTENSOR_INLINE void split(uint8x16_t v, int8x16_t& a, int8x16_t& b) {
+    a = vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15)));
+    b = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
+  }
   template <int C>
   static QTENSOR_INLINE void pair(const uint8_t* block, const High&, int8x16_t (&q)[4]) {
-    for (int i = 0; i < 2; i++) {
-      const uint8x16_t raw = vld1q_u8(block + 16 + 32 * C + 16 * i);
-      q[i] = vreinterpretq_s8_u8(vandq_u8(raw, vdupq_n_u8(15)));
-      q[2 + i] = vreinterpretq_s8_u8(vshrq_n_u8(raw, 4));
-    }
+    for (int i = 0; i < 2; i++) split(vld1q_u8(block + 16 + 32 * C + 16 * i), q[i], q[2 + i]);
   }
 };
 
@@ -44,12 +45,13 @@ struct Q5_KNeon {
     return vandq_u8(bits, vdupq_n_u8(16));
   }
   template <int C>
+  static QTENSOR_INLINE void split(uint8x16_t v, uint8x16_t bits, int8x16_t& a, int8x16_t& b) {
+    a = vreinterpretq_s8_u8(vbslq_u8(vdupq_n_u8(15), v, fifth<2 * C>(bits)));
+    b = vreinterpretq_s8_u8(vsriq_n_u8(fifth<2 * C + 1>(bits), v, 4));
+  }
+  template <int C>
   static QTENSOR_INLINE void pair(const uint8_t* block, const High& high, int8x16_t (&q)[4]) {
-    for (int i = 0; i < 2; i++) {
-      const uint8x16_t raw = vld1q_u8(block + 48 + 32 * C + 16 * i);
-      q[i] = vreinterpretq_s8_u8(vbslq_u8(vdupq_n_u8(15), raw, fifth<2 * C>(high.bits[i])));
-      q[2 + i] = vreinterpretq_s8_u8(vsriq_n_u8(fifth<2 * C + 1>(high.bits[i]), raw, 4));
-    }
+    for (int i = 0; i < 2; i++) split<C>(vld1q_u8(block + 48 + 32 * C + 16 * i), high.bits[i], q[i], q[2 + i]);
   }
 };
 

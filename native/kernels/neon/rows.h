@@ -12,6 +12,14 @@
 namespace qtensor {
 namespace {
 
+// Returns `place`, which the compiler cannot use before `sum` has been computed. Otherwise gcc loads and unpacks all
+// rows at once and keeps on the stack what does not fit the registers.
+template <class T>
+QTENSOR_INLINE const T* after(const T* place, int32x4_t sum) {
+  __asm__("" : "+r"(place) : "w"(sum));
+  return place;
+}
+
 // The sum of the lanes of each of four vectors, in one lane each.
 QTENSOR_INLINE int32x4_t reduce_four(int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d) {
   return vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
@@ -49,12 +57,28 @@ QTENSOR_INLINE float32x4_t load_halves(const uint8_t* const* places, int64_t at 
   return vcvt_f32_f16(vreinterpret_f16_u16(bits));
 }
 
+// The halves in the lower and in the upper words of dwords.
+QTENSOR_INLINE float32x4_t lower_halves(uint32x4_t v) { return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(v))); }
+QTENSOR_INLINE float32x4_t upper_halves(uint32x4_t v) { return vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(v, 16))); }
+
 // The block headers {half d, dmin; uint8 packed[12]} of four rows of Q4_K or Q5_K. They are transposed to one dword of
 // each row per register, so that the six-bit scales and mins of all four are unpacked together.
 struct FourHeaders {
   float32x4_t d, dmin;
   uint8x16_t scale[2], min[2];  // of sub-blocks 0..3 and 4..7; four bytes per row
 };
+QTENSOR_INLINE FourHeaders unpack_headers(uint8x16_t halves, uint8x16_t a, uint8x16_t b, uint8x16_t c) {
+  const uint32x4_t both = vreinterpretq_u32_u8(halves);
+  const uint8x16_t six = vdupq_n_u8(63), upper = vdupq_n_u8(0x30);
+  FourHeaders h;
+  h.d = lower_halves(both);
+  h.dmin = upper_halves(both);
+  h.scale[0] = vandq_u8(a, six);
+  h.min[0] = vandq_u8(b, six);
+  h.scale[1] = vbslq_u8(vdupq_n_u8(15), c, vandq_u8(vshrq_n_u8(a, 2), upper));
+  h.min[1] = vsriq_n_u8(vandq_u8(vshrq_n_u8(b, 2), upper), c, 4);
+  return h;
+}
 QTENSOR_INLINE FourHeaders four_headers(const uint8_t* const* place) {
   uint32x4_t row[4];
   for (int r = 0; r < 4; r++) row[r] = vreinterpretq_u32_u8(vld1q_u8(place[r]));
@@ -66,17 +90,7 @@ QTENSOR_INLINE FourHeaders four_headers(const uint8_t* const* place) {
   const auto high = [](uint32x4_t a, uint32x4_t b) {
     return vreinterpretq_u8_u64(vtrn2q_u64(vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b)));
   };
-  const uint32x4_t halves = vreinterpretq_u32_u8(low(even01, even23));
-  const uint8x16_t a = low(odd01, odd23), b = high(even01, even23), c = high(odd01, odd23);
-  const uint8x16_t six = vdupq_n_u8(63), upper = vdupq_n_u8(0x30);
-  FourHeaders h;
-  h.d = vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(halves)));
-  h.dmin = vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(halves, 16)));
-  h.scale[0] = vandq_u8(a, six);
-  h.min[0] = vandq_u8(b, six);
-  h.scale[1] = vbslq_u8(vdupq_n_u8(15), c, vandq_u8(vshrq_n_u8(a, 2), upper));
-  h.min[1] = vsriq_n_u8(vandq_u8(vshrq_n_u8(b, 2), upper), c, 4);
-  return h;
+  return unpack_headers(low(even01, even23), low(odd01, odd23), high(even01, even23), high(odd01, odd23));
 }
 
 // The addresses of four rows, beginning at `row`; missing rows are replaced by the first one.

@@ -5,6 +5,7 @@
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/byte_attention.h"
+#include "kernels/portable/slabs.h"
 #include "kernels/portable/table_entries.h"
 #include "sub_blocks.h"
 #include "unpacked_matmul.h"
@@ -35,12 +36,25 @@ Tiles tiles(Format format, int64_t m) {
   }
 }
 
+Slabs slabs(Format format, int64_t) {
+  return with_packing(
+      format, []<class Block>(Block) -> Slabs { return {matmul_slabs<Block>, &kSlabPacking<BatchBlock<Block>>}; },
+      [] { return Slabs(); });
+}
+
+constexpr KernelTable entries(const char* name) {
+  KernelTable t = table_entries(name, tiles, tile_scratch_bytes);
+  t.slabs = slabs;
+  t.packs_by_default = true;  // they take fewer instructions; not timed
+  return t;
+}
+
 }  // namespace
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-constinit const KernelTable kNeonI8mmKernels = table_entries("neon_i8mm", tiles, tile_scratch_bytes);
+constinit const KernelTable kNeonI8mmKernels = entries("neon_i8mm");
 #else
-constinit const KernelTable kNeonKernels = table_entries("neon", tiles, tile_scratch_bytes);
+constinit const KernelTable kNeonKernels = entries("neon");
 #endif
 
 }  // namespace qtensor

@@ -10,8 +10,12 @@ namespace {
 constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2;
 // The smallest M for which tiles are used.
 constexpr int64_t kTilesFromM = 5;
+// Weights in rows are not packed while they are multiplied.
+constexpr bool kPacksRows = false;
 // See AheadInOrder.
 inline bool touches_farther() { return false; }
+// As in AVX-512: packed weights are always read with prefetch.
+constexpr int64_t in_order_up_to_m() { return 0; }
 
 }  // namespace
 }  // namespace qtensor

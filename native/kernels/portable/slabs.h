@@ -1,7 +1,7 @@
 // Products of packed weights: the loops over slabs, blocks, and passes of batch rows. slab_pass.h of the instruction
-// set defines kSlabLanes, the number of rows per register; SlabPairs<Block>, with the type of a batch row's block; and
-// slab_batch_rows<Block, M, Source>, which multiplies M batch rows with one group of 32 rows of a block. Figures:
-// docs/kernels/packed.md.
+// set defines kSlabLanes, the number of rows whose header is loaded at a time; SlabPairs<Block>, with the type of a
+// batch row's block; and slab_batch_rows<Block, M, Source>, which multiplies M batch rows with one group of 32 rows of
+// a block. Figures: docs/kernels/packed.md.
 #pragma once
 
 #include <cstdint>
@@ -79,7 +79,8 @@ void one_slab(const SlabTask& t, const uint8_t* slab, int64_t rows) {
   for (int64_t b = 0; b < t.blocks; b++, x += m) {
     int64_t begin = 0;
     for (int64_t left = passes; left > 0; left--) {
-      const int64_t count = (m - begin + left - 1) / left;
+      int64_t count = (m - begin + left - 1) / left;
+      if (left > 1) count += count % kBatchStep;
       for (int64_t g = 0; g < groups; g++) {
         SlabPass<Block>& pass = each[g];
         if (left == passes) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/portable/always_inline.h"
 #include "packed_weights.h"
 
 namespace qtensor {
@@ -26,6 +27,21 @@ struct Lines {
 
 // Where a pass gets values from. The first of several passes over a block stores unpacked values for the others.
 enum class Source { unpacked, unpacked_and_kept, kept };
+
+// Up to this many passes, each pass unpacks values itself. A family can choose for each processor (avx512/tuning.h).
+template <class Pairs>
+  requires requires { Pairs::most_unpacking; }
+constexpr int64_t most_unpacking() {
+  return Pairs::most_unpacking;
+}
+
+// Prefetches a pair's share of a later block: `asked` lines of 64 bytes.
+template <template <class, bool> class Pass, class Block, bool IN_ORDER>
+QTENSOR_INLINE void ask(const Pass<Block, IN_ORDER>& t, int pair) {
+  if constexpr (!IN_ORDER)
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < t.asked; i++) __builtin_prefetch(t.later + 64 * (t.asked * pair + i), 0, 2);
+}
 
 }  // namespace
 }  // namespace qtensor
