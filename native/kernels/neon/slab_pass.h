@@ -6,7 +6,6 @@
 #include <arm_neon.h>
 
 #include <cstdint>
-#include <utility>
 
 #include "k_quants.h"
 #include "kernel_table.h"
@@ -30,11 +29,12 @@ struct alignas(64) SlabBatchBlock {
 };
 
 // Calls each.operator()<I>() for I from 0 to COUNT - 1.
-template <int COUNT, class Each>
-QTENSOR_INLINE void unrolled(Each each) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (each.template operator()<I>(), ...);
-  }(std::make_integer_sequence<int, COUNT>());
+template <int COUNT, int I = 0, class Each>
+QTENSOR_INLINE void unrolled(const Each& each) {
+  if constexpr (I < COUNT) {
+    each.template operator()<I>();
+    unrolled<COUNT, I + 1>(each);
+  }
 }
 #define QTENSOR_UNROLLED(I) [&]<int I>() __attribute__((always_inline))
 
