@@ -517,7 +517,7 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
     },
 }
 """Group -> test file -> test that takes seconds -> number of its cases that run by default, spread evenly over its
-parameters. The others run with the group. A test with 0 runs only with the group: others find the same faults."""
+parameters. The others run with the group. A test with 0 runs only with the group."""
 
 APART = {"clients", "ray", "tune"}
 """Groups that run in separate environments, and are skipped if these cannot be installed. They are recorded only by

@@ -14,7 +14,7 @@ constexpr int64_t kTilesFromM = 5;
 constexpr bool kPacksRows = false;
 // See AheadInOrder.
 inline bool touches_farther() { return false; }
-// As in AVX-512: packed weights are always read with prefetch.
+// Up to this M, packed weights are read without prefetch: for none.
 constexpr int64_t in_order_up_to_m() { return 0; }
 
 }  // namespace

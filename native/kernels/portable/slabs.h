@@ -1,7 +1,8 @@
 // Products of packed weights: the loops over slabs, blocks, and passes of batch rows. slab_pass.h of the instruction
-// set defines kSlabLanes, the number of rows whose header is loaded at a time; SlabPairs<Block>, with the type of a
-// batch row's block; and slab_batch_rows<Block, M, Source>, which multiplies M batch rows with one group of 32 rows of
-// a block. Figures: docs/kernels/packed.md.
+// set defines kSlabLanes, the number of rows whose header is loaded at a time; kBatchStep, of which the number of batch
+// rows of each pass but the last is a multiple; SlabPairs<Block>, with the type of a batch row's block; and
+// slab_batch_rows<Block, M, Source>, which multiplies M batch rows with one group of 32 rows of a block. Figures:
+// docs/kernels/packed.md.
 #pragma once
 
 #include <cstdint>
