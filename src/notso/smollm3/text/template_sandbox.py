@@ -29,7 +29,7 @@ if __name__ == "__main__":  # a program started by path does not have this packa
 
 from notso.system.confinement import Child, ConfinedWorkError, Limits, Rights, confine
 
-CHILD_LIMITS = Limits(cpu_s=1, memory_bytes=256 * 2**20, wall_s=10, answer_bytes=256 * 2**20)
+CHILD_LIMITS = Limits(cpu_s=1, memory_bytes=256 * 2**20, wall_s=30, answer_bytes=256 * 2**20)
 CHILD_OUTPUT_CHARACTERS = 2**20
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
