@@ -1,4 +1,4 @@
-"""Project-wide rules: banned words, file sizes, names, docstrings, pinned versions, and no machine-specific paths."""
+"""Project-wide rules: banned words, names, docstrings, pinned versions, and no machine-specific paths."""
 
 from __future__ import annotations
 

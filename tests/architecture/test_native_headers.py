@@ -122,7 +122,7 @@ def test_every_header_is_guarded() -> None:
 
 
 def test_what_kernel_headers_hold_is_nobody_elses() -> None:
-    """Code compiled for one instruction set must never be linked into code for another (performance 6.3)."""
+    """Code compiled for one instruction set must never be linked into code for another."""
     wrong = []
     for path in KERNELS:
         text = path.read_text("utf-8")

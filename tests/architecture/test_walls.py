@@ -50,7 +50,7 @@ DISTRIBUTIONS = {"markdown_it": "markdown-it-py", "opentelemetry": "opentelemetr
 
 
 def floor(path: Path) -> str:
-    """Return qtensor, smollm3, web or cli, or "" for modules of the package itself."""
+    """Return the top-level package, such as qtensor or web, or "" for modules of notso itself."""
     parts = path.relative_to(SOURCE / "notso").parts
     return parts[0] if len(parts) > 1 else ""
 
@@ -208,7 +208,7 @@ def test_one_module_loads_plugins_and_only_in_their_own_process() -> None:
 
 
 def test_no_assert_guards_anything() -> None:
-    """`python -O` removes assert statements, so errors are raised instead (reliability X3)."""
+    """`python -O` removes assert statements, so errors are raised instead."""
     wrong = [place(path, node.lineno) for path in MODULES for node in nodes(path) if isinstance(node, ast.Assert)]
     assert not wrong
 

@@ -1,8 +1,7 @@
 """The real engine with the demo model, which tests can pause and script.
 
 Model, scheduler, cache, tokenizer and streams are the real ones. A test controls only when the next step runs
-(`pace_s`,
-`hold`) and, if the words matter, which token is sampled (`dictate`). The step is computed all the same, as in
+(`pace_s`, `hold`) and, if the words matter, which token is sampled (`dictate`). The step is still computed, as in
 tests/smollm3/engine/test_engine.py.
 """
 

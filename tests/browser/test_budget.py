@@ -16,7 +16,7 @@ from notso.web.chat.chat_view import NEWEST_MESSAGES
 
 FIRST_PAGE_BYTES = 100_000
 INTERACTIVE_MS = 1_000
-LAYOUT_SHIFT = 0.05  # browsers call 0.1 good; folding the reasoning causes most of it
+LAYOUT_SHIFT = 0.05  # browsers rate 0.1 as good; folding the reasoning causes most of the shift
 LONG_CHAT_TURNS = 250  # 500 messages with 750 formulas
 LONG_CHAT_MS = 1_500
 LONGEST_TASK_MS = 100
@@ -98,7 +98,7 @@ def test_the_first_page_is_light_and_soon_of_use(
         best = min(best, interactive)
         if best < INTERACTIVE_MS:
             break
-    print(f"{size} bytes in {files} files, of use after {best:.0f} ms")
+    print(f"{size} bytes in {files} files, interactive after {best:.0f} ms")
     assert best < INTERACTIVE_MS
 
 
@@ -153,7 +153,7 @@ def test_a_chat_of_five_hundred_messages_stays_smooth(
         best = min(best, tuple(page.evaluate(LOAD)), key=max)
         if best[0] < LONG_CHAT_MS and best[1] < LONGEST_TASK_MS:
             break
-    print(f"500 messages with 750 formulas: there after {best[0]:.0f} ms, longest task {best[1]:.0f} ms")
+    print(f"500 messages with 750 formulas: rendered after {best[0]:.0f} ms, longest task {best[1]:.0f} ms")
     assert best[0] < LONG_CHAT_MS and best[1] < LONGEST_TASK_MS
     typeset = page.locator(".katex").count()
     assert 0 < typeset < 3 * NEWEST_MESSAGES / 2, "only formulas in or near the viewport are typeset"

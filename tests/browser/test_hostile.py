@@ -1,9 +1,9 @@
-"""A thousand hostile texts in a real browser: no script runs, no request leaves, no text is obeyed, the page stays
+"""A thousand hostile texts in a real browser: no script runs, no request leaves, and the page stays
 intact.
 
-The engine says a part of them, both byte by byte and as tokenized text. All of them reach the page in a stream with one
-update per byte, built by the server's renderer and log. (The full path for every byte would take hours at ten updates a
-second.) tests/web/rendering/test_hostile_stream.py covers the stream without a browser.
+The engine generates a part of them, both byte by byte and as tokenized text. All of them reach the page in a stream
+with one update per byte, built by the server's renderer and log. (The full path for every byte would take hours at ten
+updates a second.) tests/web/rendering/test_hostile_stream.py covers the stream without a browser.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def assert_unharmed(page: Page, articles: int = 2) -> None:
 def test_what_the_engine_says_is_harmless(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
-    """Run two answers at once, of which one says a byte with each token."""
+    """Run two answers at once, of which one consists of single-byte tokens."""
     url = serve(lambda: demo.load(context_tokens=8192)).url
     pages, addresses = [], list[str]()
     demo.pace_s = 0.01  # so that both answers run at the same time

@@ -1,4 +1,4 @@
-"""Keyboard, focus and clipboard: dialogs are modal, lists are one Tab stop, and no editing key is taken over."""
+"""Keyboard, focus and clipboard: dialogs are modal, lists are one Tab stop, and no editing key is intercepted."""
 
 from __future__ import annotations
 

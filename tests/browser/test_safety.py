@@ -1,4 +1,4 @@
-"""Hostile answers and questions in a real browser: no script runs, no request leaves, and no text is obeyed."""
+"""Hostile answers and questions in a real browser: no script runs, no request leaves, and no text has an effect."""
 
 from __future__ import annotations
 

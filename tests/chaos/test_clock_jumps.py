@@ -87,7 +87,9 @@ def test_clock_jumps(tmp_path: Path, victim: Callable[..., Victim], ledger: Ledg
         if server.client.get("/livez").status_code != 200:
             wrong.append((number, jump, "livez"))
         if server.client.post("/tokenize", json={"content": "x"}).status_code != 200:
-            wrong.append((number, jump, "who had asked enough is refused until the clock has come round again"))
+            wrong.append(
+                (number, jump, "a client at its rate limit is refused until the clock reaches the old time again")
+            )
             shim.set("clock_seconds", YEAR * 10)
             server.client.post("/tokenize", json={"content": "x"})
             shim.set("clock_seconds", jump)

@@ -81,7 +81,9 @@ def test_a_full_queue(victim: Callable[..., Victim], ledger: Ledger, tmp_path: P
         with Visitors(server) as visitors:
             began = time.monotonic()
             while time.monotonic() - began < SECONDS or not visitors.seen:
-                assert time.monotonic() - began < SECONDS + 180, "nobody was refused, or the light user never served"
+                assert time.monotonic() - began < SECONDS + 180, (
+                    "no client was refused, or the light user was never served"
+                )
                 time.sleep(0.1)
     begun = order.read_text().split()
     place = {words: number for number, words in enumerate(begun)}

@@ -32,9 +32,7 @@ class ManyAnswers:
     """Engine that answers each question with its own text, last question first, in a separate thread.
 
     `refuses` maps a question to an error that `submit` raises, and `fails` to an error that is an event of the answer.
-    It
-    gives at most `most` answers. It gives none while fewer than `awaits` questions wait and fewer than `in_all`
-    arrived.
+    It gives at most `most` answers, and none while fewer than `awaits` questions wait and fewer than `in_all` arrived.
     """
 
     def __init__(self, *, slots: int = 4, most: int = 1 << 30) -> None:

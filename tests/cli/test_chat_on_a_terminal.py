@@ -20,7 +20,7 @@ ENGINE = """
 import os, signal, time
 from notso.cli import engines
 
-# A process without a shell above it is never stopped by the kernel: it says that it was asked to.
+# A process without a shell above it is never stopped by the kernel, so it only reports the signal.
 signal.signal(signal.SIGTSTP, lambda *_: os.write(1, b"[suspended]"))
 from notso.smollm3.values.events import Event, Usage; from notso.smollm3.values.model_info import ModelInfo
 

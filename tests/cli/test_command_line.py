@@ -52,7 +52,7 @@ def test_quantize_is_a_hidden_alias_of_quantize(notso: Run) -> None:
 
 
 def test_help_imports_little_and_nothing_heavy() -> None:
-    """The experience guide allows 0.2 s. Imports dominate this time, and counting them is independent of load."""
+    """`--help` should take at most 0.2 s. Imports dominate this time, and counting them is independent of load."""
     code = (
         "import sys\nimport typer\nbefore = set(sys.modules)\nfrom notso.cli import main\ntry:\n    main(['--help'])\n"
         "except SystemExit:\n    pass\nprint(*set(sys.modules) - before, file=sys.stderr)"

@@ -14,7 +14,7 @@ import ctypes, os, sys
 from pathlib import Path
 from notso.system.processes import keep_memory_private
 
-if os.getuid() == 0:  # who may read everything
+if os.getuid() == 0:  # root may read the memory of all processes
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
@@ -32,7 +32,7 @@ if not reader:
     sys.stdout.flush()
     os._exit(0)
 os.waitpid(reader, 0)
-Path("/proc/self/smaps_rollup").read_text(), Path("/proc/self/status").read_text()  # our own we still read
+Path("/proc/self/smaps_rollup").read_text(), Path("/proc/self/status").read_text()  # the process can still read its own
 """
 
 

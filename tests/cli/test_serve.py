@@ -19,7 +19,7 @@ import pytest
 
 from notso.cli import serve
 
-# The experience guide allows two seconds until the address is printed. Limit the run's CPU time to this multiple of a
+# Two seconds are allowed until the address is printed. Limit the run's CPU time to this multiple of a
 # Python that only imports the libraries, so that a slow or busy machine has no effect.
 START_IMPORTS = 5
 

@@ -110,6 +110,6 @@ def test_an_answer_goes_on_when_all_replicas_are_killed(cluster: RayCluster) -> 
         undisturbed = answers.ask(number)
         if (state, text) != (expected := answers.wait(undisturbed)[:2]):
             differing.append(f"{number}: {state} {text} for {expected}")
-        print(f"answer {number}: taken up {resumes} times, {len(differing)} differ so far", flush=True)
-    print(f"{taken_up} of {ANSWERS} answers were taken up, {seconds / ANSWERS:.1f} s from the kill to the end")
+        print(f"answer {number}: resumed {resumes} times, {len(differing)} differ so far", flush=True)
+    print(f"{taken_up} of {ANSWERS} answers were resumed, {seconds / ANSWERS:.1f} s from the kill to the end")
     assert not differing and taken_up > ANSWERS / 2

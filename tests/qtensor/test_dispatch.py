@@ -137,7 +137,7 @@ def output_of(tool: str, *arguments: str) -> str:
 
 @pytest.mark.parametrize("family", _native.known_kernels())
 def test_kernel_objects_share_nothing(family: str) -> None:
-    """A weak symbol compiled for one instruction set could replace the generic copy at link time (performance 6.3)."""
+    """A weak symbol compiled for one instruction set could replace the generic copy at link time."""
     for path in objects(family):
         defined = [line.split() for line in output_of("nm", "--defined-only", str(path)).splitlines() if line.strip()]
         weak = [words for words in defined if len(words) == 3 and words[1] in "VWuvw"]

@@ -22,7 +22,7 @@ PROGRAM = """
 #include "runtime/cpu_features.h"
 #include <sys/sysctl.h>
 
-// What the variable SAYS names is there.
+// The environment variable SAYS lists the features that exist.
 int sysctlbyname(const char* name, void* old, size_t* size, void*, size_t) {
   if (*size != sizeof(int)) return -1;
   const int value = std::strstr(std::getenv("SAYS"), name) != nullptr;

@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_memory_is_taken_on_first_use() -> None:
-    """A pool far larger than this machine's memory reserves only address space."""
+    """A pool of 8 GiB reserves only address space."""
     pool = ops.key_value_pool(1 << 16, 4, 128, "k8v8")
     assert pool.nbytes > 8 << 30
     last = pool.block(pool.blocks - 1)

@@ -15,7 +15,8 @@ from notso.qtensor.tensor import QTensor
 QUANTIZED = [format for format in FORMATS.values() if not format.is_float]
 
 FAR = 0.9
-"""Maximum root mean square error relative to the values': ternary blocks have 0.8, and a wrong layout at least 1."""
+"""Maximum root mean square of the errors, as a fraction of that of the values. Ternary blocks have 0.8, and a wrong
+layout has at least 1."""
 
 
 @pytest.fixture(scope="module")

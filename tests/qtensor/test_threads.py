@@ -177,7 +177,7 @@ def test_threads_that_cannot_start_are_an_error() -> None:
         "except KernelChoiceError:\n"
         "    assert kernel_choice.threads() == 2\n"
         "else:\n"
-        "    raise SystemExit('a thousand stacks in one GiB?')\n"
+        "    raise SystemExit('1024 threads were started within one GiB of address space')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

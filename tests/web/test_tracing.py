@@ -1,5 +1,4 @@
-"""Traces: the spans of requests, turns and engine work that an operator sees, and the content that they never
-include."""
+"""Traces: the spans of requests, turns and engine work, and the content that they never include."""
 
 from __future__ import annotations
 

@@ -65,7 +65,6 @@ def test_layers_and_bytes_per_token(found: Inspection) -> None:
 
 
 def test_cache_figures_of_the_3b_model() -> None:
-    """The figures are in section 10 of the facts sheet."""
     config = SmolLM3Config(2048, 11008, 36, 16, 4, 128, 128256, 65536, 1e-6, 5e6, (1, 1, 1, 0) * 9)
     weights = 1_907_462_144
     memory = MemoryLimit("the system", 4_000_000_000)

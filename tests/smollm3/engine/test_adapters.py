@@ -112,7 +112,7 @@ def test_many_adapters_in_one_step_are_each_alone(engine: Engine, tmp_path: Path
 
 
 def test_nothing_of_another_adapter_is_found_in_the_cache(base: Path, engine: Engine, tmp_path: Path) -> None:
-    """Also if a name is reused for an adapter with other weights."""
+    """Adapters with other weights do not share cached prefixes, even under the same name."""
     first, second = (
         write_gguf(tmp_path / f"{seed}.gguf", random_pairs(engine.config, seed, size=0.3)) for seed in (1, 2)
     )

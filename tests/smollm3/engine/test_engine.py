@@ -256,7 +256,7 @@ def interrupted_by_cancelling(engine: Engine) -> None:
 
 def interrupted_by_failing(engine: Engine) -> None:
     def fail() -> bool:
-        raise KeyError("somebody else's bug")
+        raise KeyError("error in the callback")
 
     with pytest.raises(KeyError):
         list(engine.generate([*PROMPT, 9], GREEDY, cancelled=fail))

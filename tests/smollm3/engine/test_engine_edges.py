@@ -183,7 +183,7 @@ def test_a_finished_answer_does_not_hold_the_engine(small: Path) -> None:
 
 
 def test_all_that_came_back_from_disk_is_counted(small: Path, tmp_path: Path) -> None:
-    """Also if blocks are restored in several steps, because running answers must not wait."""
+    """Blocks may be restored in several steps, because running answers must not wait."""
     ids = random.Random(1).choices(range(300), k=1900)
     for cached in (0, len(ids) - 1):
         with load(small, context_tokens=2048, cache_dir=tmp_path) as engine:

@@ -101,7 +101,7 @@ def test_one_that_fails_fails_its_own_answer(engine: Engine, name: str) -> None:
 
 
 def test_grammar_and_log_probabilities_are_what_they_were(engine: Engine) -> None:
-    """A grammar is applied after a processor, and log probabilities are those of the model."""
+    """Log probabilities are those of the model, before a processor changes the logits."""
     options = RequestOptions(thinking=False, logits_processors=("lifted",), top_logprobs=1)
     plain = RequestOptions(thinking=False, top_logprobs=1)
     first, other = (

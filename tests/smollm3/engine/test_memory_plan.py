@@ -101,7 +101,7 @@ def test_a_short_context_may_be_kept_smaller_too_where_it_was_asked_for() -> Non
 
 
 def test_64k_of_the_3b_fit_into_4_gb_and_128k_leave_a_little_of_4_gib() -> None:
-    """The issue's figures are of what lies in memory; the plan adds what the process may grow to."""
+    """Weights and cache alone; the plan also adds the memory of the process itself."""
     long = plan(64, context_tokens=65_536, kv="k8v4", max_num_seqs=1)
     longest = plan(64, context_tokens=131_072, kv="k4v3", max_num_seqs=1)
 

@@ -85,7 +85,7 @@ def test_a_subscriber_hears_of_everything_and_may_fail(demo_engine: Engine) -> N
     def notify() -> None:
         if generation.finished:
             heard.set()
-        raise RuntimeError("a reader's own fault")
+        raise RuntimeError("error in the subscriber")
 
     with held(demo_engine):  # a subscriber that is notified immediately gets its own error, in its own thread
         generation = demo_engine.submit(SUM, GREEDY)

@@ -148,7 +148,7 @@ def test_places_are_sorted_by_their_text() -> None:
 
 
 def official_boundaries() -> list[tuple[str, list[int]]]:
-    """Yield texts from the Unicode Character Database, with the positions of word boundaries according to UAX 29."""
+    """Return texts from the Unicode Character Database, with the positions of word boundaries according to UAX 29."""
     if not WORD_BREAK_TEST.is_file():
         pytest.skip(f"needs {WORD_BREAK_TEST} (Debian: unicode-data), or its path as WORD_BREAK_TEST")
     found = []

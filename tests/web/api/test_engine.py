@@ -146,7 +146,7 @@ def test_many_sessions_and_answers_are_bounded(engine: Any, monkeypatch: pytest.
             assert len(engine.app.state.front_ends._sessions["s"]._answers) == 2, "a repeated submission is ignored"
             second = client.post(f"{WIRE_PATH}/events", json={"session": "t", **empty}).json()
             assert second["error"]["message"] == "too many front ends"
-        # A front end that reopens the stream without naming these answers no longer wants them.
+        # A front end that reopens the stream without naming these answers has abandoned them.
         with client.stream("POST", f"{WIRE_PATH}/events", json={"session": "s", **empty, "up_to": 3}) as stream:
             next(stream.iter_bytes())
             engine.wait(lambda: not engine.shared.engine.stats().running)

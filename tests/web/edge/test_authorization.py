@@ -1,5 +1,6 @@
 """Every route is called by every kind of caller with the ids of another owner in path, query, form and body. The cases
-follow the table of routes, so a route without an entry fails. No caller may read or change another owner's data."""
+follow the table of routes, so a route without an entry fails. No caller may read or change another owner's data, except
+that members of a project may read it."""
 
 from __future__ import annotations
 
@@ -231,8 +232,8 @@ ENTRIES: dict[str, Entry] = {
     "POST /v1/vector_stores/{store_id}/search": Entry(json={"query": WORD}, member=FOUND),
     "POST /v1/vector_stores/{store_id}/files": Entry(
         json={"file_id": "{other_file}"},
-        own=frozenset({400}),
-        member=DENIED,  # the file has the purpose "batch"
+        own=frozenset({400}),  # the file has the purpose "batch"
+        member=DENIED,
     ),
     "GET /v1/vector_stores/{store_id}/files": Entry(member=FOUND),
     **dict.fromkeys(

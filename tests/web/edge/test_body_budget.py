@@ -205,7 +205,7 @@ def test_bodies_take_no_more_than_the_memory_there_is(monkeypatch: pytest.Monkey
         monkeypatch.setattr(limits, "LOOK_SECONDS", 3600.0)
         first, task = begun(budget, FREE_BYTES + 60 * KIB)
         await settled(lambda: first.held == 60 * KIB)
-        # The larger body is evicted: both come from one host, and it is the older one.
+        # The first body is evicted, because its holder has reserved more.
         with pytest.raises(BodyGaveWayError):
             await asyncio.gather(task, arrival(budget, "b").gather(sender(b"x" * (FREE_BYTES + 40 * KIB))))
         assert budget.most_of_one() <= FREE_BYTES + 90 * KIB and len(looks) == 1

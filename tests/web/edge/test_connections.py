@@ -56,7 +56,9 @@ def test_one_address_does_not_take_all() -> None:
     other, many = Caller(), [Caller() for _ in range(7)]
     assert door.enter(other, "10.0.0.9")
     assert all(door.enter(caller, f"2001:db8::{number:x}") for number, caller in enumerate(many))
-    assert many[0].dropped and not other.dropped and len(door) == 7, "one household, one address: six of eight"
+    assert many[0].dropped and not other.dropped and len(door) == 7, (
+        "one /64 network may have at most six of eight connections"
+    )
     for caller in many:
         door.serves(caller)
     assert not door.enter(Caller(), "2001:db8::1:2:3:4") and door.enter(Caller(), "10.0.0.9")

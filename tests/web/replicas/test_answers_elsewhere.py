@@ -21,7 +21,7 @@ Replica = Callable[..., Any]
 
 
 class Gate:
-    """An engine that says a few words and waits for `go` before the rest."""
+    """Engine that generates a few words and waits for `go` before the rest."""
 
     def __init__(self) -> None:
         self.go = threading.Event()

@@ -1,4 +1,4 @@
-"""The address of a Valkey server in the forms that people write."""
+"""Accepted forms of the address of a Valkey server."""
 
 from __future__ import annotations
 

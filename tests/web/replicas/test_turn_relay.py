@@ -28,7 +28,7 @@ Replica = Callable[..., Any]
 
 
 class Gate:
-    """An engine that says half an answer and waits for `open` before the rest."""
+    """Engine that generates half an answer and waits for `open` before the rest."""
 
     def __init__(self, answer: str = ANSWER) -> None:
         self._go = threading.Event()
@@ -95,7 +95,7 @@ def test_a_stop_reaches_the_replica_that_computes(replica: Replica) -> None:
         client = reading.enter_context(httpx.Client(base_url=there.address, timeout=60))
         stream = reading.enter_context(client.stream("GET", f"/generations/{asked.generation_id}/events"))
         assert there.client.post(f"/generations/{asked.generation_id}/stop").status_code == 303
-        assert '"state": "stopped"' in "".join(stream.iter_text()), "the reader at the other replica is told of the end"
+        assert '"state": "stopped"' in "".join(stream.iter_text()), "the other replica must send the end to its reader"
     stored = here.finished(asked)
     assert stored.state == "stopped" and stored.content.startswith("word")
 

@@ -185,7 +185,7 @@ def test_while_the_store_fails_known_keys_hold_for_a_minute_and_no_count_is_lost
     store, known = server.shared.accounts.store, server.app.state.key_ring._keys
 
     async def fail(*_: Any) -> Any:
-        raise StorageError("the disk is away")
+        raise StorageError("the disk is not available")
 
     with monkeypatch.context() as broken:
         for name in ("key_of", "add_usage", "add_audit", "used_on"):

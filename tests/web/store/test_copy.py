@@ -168,7 +168,7 @@ def test_leases_are_not_copied(tmp_path: Path, database: str) -> None:
 
 
 def test_every_other_column_is_copied(tmp_path: Path) -> None:
-    """Except row numbers, and words counted for the search, which each database assigns itself."""
+    """Row numbers and word counts of the search index are not copied, because each database assigns its own."""
 
     async def nothing(store: SQLiteStore) -> None:
         pass

@@ -97,24 +97,24 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
         chat = a_chat("Walruses")
         await finished(store, a_turn(chat, "about walruses"), "tusks", chat)
         await store.update_chat(OWNER, chat.id, settings={"seed": 1})
-        tree_writes = await store.trash_chat(OWNER, chat.id)
-        assert tree_writes is not None
+        trash_id = await store.trash_chat(OWNER, chat.id)
+        assert trash_id is not None
         assert await store.chats(OWNER) == [] and await store.chat(OWNER, chat.id) is None
         assert await store.search(OWNER, "walruses", 9) == []
         assert isinstance(await store.add_turn(OWNER, a_turn(chat)), TurnRefused)
-        assert await store.restore("other", tree_writes) == []
-        assert await store.restore(OWNER, tree_writes) == [chat.id]
+        assert await store.restore("other", trash_id) == []
+        assert await store.restore(OWNER, trash_id) == [chat.id]
         assert await shown(store, chat) == ["about walruses", "tusks"]
-        tree_writes = await store.trash_messages(OWNER, chat.id, reset=True)
+        trash_id = await store.trash_messages(OWNER, chat.id, reset=True)
         assert await shown(store, chat) == [] and await store.search(OWNER, "tusks", 9) == []
         assert (await store.chats(OWNER))[0].settings == {}
-        assert await store.restore(OWNER, tree_writes or "") == [chat.id]
+        assert await store.restore(OWNER, trash_id or "") == [chat.id]
         assert await shown(store, chat) == ["about walruses", "tusks"]
         assert (await store.chats(OWNER))[0].settings == {"seed": 1}
         for reset in (False, True):  # settings changed after the deletion are kept
-            tree_writes = await store.trash_messages(OWNER, chat.id, reset=reset)
+            trash_id = await store.trash_messages(OWNER, chat.id, reset=reset)
             await store.update_chat(OWNER, chat.id, settings={"seed": 2})
-            assert await store.restore(OWNER, tree_writes or "") == [chat.id]
+            assert await store.restore(OWNER, trash_id or "") == [chat.id]
             assert (await store.chats(OWNER))[0].settings == {"seed": 2}
         first = (await store.messages(OWNER, chat.id))[0].id
         await store.trash_messages(OWNER, chat.id, reset=False)
@@ -122,11 +122,11 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
         assert await store.thrown_away(0) == [Conversation(OWNER, first)]
         await finished(store, a_turn(chat, "about seals"), "whiskers")
         assert await store.thrown_away(0) == [Conversation(OWNER, first)], "messages added after clearing stay"
-        tree_writes = await store.trash_chat(OWNER, chat.id)
+        trash_id = await store.trash_chat(OWNER, chat.id)
         assert len(await store.thrown_away(0)) == 2
         assert await store.purge(60) == 0, "the deletion is too recent to purge"
         assert await store.purge(0) == 2
-        assert await store.restore(OWNER, tree_writes or "") == []
+        assert await store.restore(OWNER, trash_id or "") == []
         words = ("indexed", "texts") if kept.kind == "sqlite" else ("indexed",)
         for table in ("chats", "messages", "trash", *words):
             (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
@@ -163,10 +163,10 @@ def test_a_cleared_chat_goes_on_and_its_past_comes_back_beside_it(kept: Kept) ->
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         await finished(store, a_turn(chat, "old"), "old answer", chat)
-        tree_writes = await store.trash_messages(OWNER, chat.id, reset=False)
+        trash_id = await store.trash_messages(OWNER, chat.id, reset=False)
         await finished(store, a_turn(chat, "new"), "new answer")
         assert await shown(store, chat) == ["new", "new answer"]
-        assert await store.restore(OWNER, tree_writes or "") == [chat.id]
+        assert await store.restore(OWNER, trash_id or "") == [chat.id]
         assert await shown(store, chat) == ["old", "old answer"]
         assert len(await store.messages(OWNER, chat.id)) == 4
 
@@ -177,9 +177,9 @@ def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer
     async def work(store: ChatStore) -> None:
         chat = a_chat()
         await store.add_turn(OWNER, a_turn(chat, "old"), chat)
-        tree_writes = await store.trash_messages(OWNER, chat.id, reset=False)
+        trash_id = await store.trash_messages(OWNER, chat.id, reset=False)
         await store.add_turn(OWNER, a_turn(chat, "new"))
-        assert await store.restore(OWNER, tree_writes or "") == [chat.id]
+        assert await store.restore(OWNER, trash_id or "") == [chat.id]
         unfinished = [message for message in await store.messages(OWNER, chat.id) if message.active]
         assert len(unfinished) == 1, "only the newer request is unfinished"
 
@@ -423,7 +423,7 @@ def test_what_is_broken_off_is_never_shown_and_purged(kept: Kept, monkeypatch: p
     def failing(db: Any, owner: str, piece: Any) -> None:
         written.append(len(piece))
         if len(written) == 4:
-            raise StorageError("the disk is away")
+            raise StorageError("the disk is not available")
         add_piece(db, owner, piece)
 
     async def begin(store: Any) -> None:

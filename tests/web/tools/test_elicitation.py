@@ -162,7 +162,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda each: getattr(each, "action", None),
 )
 def test_an_honest_server_is_answered(reply: Reply, said: str) -> None:
-    """The newest protocol returns the question as a result and calls the tool again with the reply."""
+    """In the newest protocol, the result is the question, and the client calls the tool again with the reply."""
     asked: list[Elicitation] = []
 
     async def ask(question: Elicitation) -> Reply:
