@@ -59,6 +59,12 @@ def test_a_parser_that_was_taken_over_is_not_believed(objects: list[Any]) -> Non
         made(*objects)
 
 
+def test_a_parser_sends_no_more_characters_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_CHARACTERS", 1_000)
+    with pytest.raises(UnreadableError, match="its parser exceeded the limits"):
+        made({"page": "a" * 30_000, "more": True})
+
+
 def test_what_it_says_is_one_clean_line() -> None:
     with pytest.raises(UnreadableError, match=r"^is bad evil$") as raised:
         made({"refused": "is\nbad\u202e\x00 evil", "code": "document_pages", "values": {"limit": 3, "name": "<b>"}})

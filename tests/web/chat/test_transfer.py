@@ -238,6 +238,15 @@ BROKEN: list[Any] = [
 ]
 
 
+@pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
+def test_what_is_broken_is_not_read(data: Any) -> None:
+    body = data if isinstance(data, bytes) else json.dumps(data).encode()
+    try:
+        assert read_chats(body, title_of) == []
+    except Problem as refused:
+        assert refused.status == 400
+
+
 @pytest.fixture(scope="module")
 def empty(shared: Any) -> Any:
     return shared
