@@ -448,7 +448,7 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
             "test_nothing_is_lost_in_the_deep_nor_behind_it": 4,
         },
         "tests/web/sign_in/test_quotas.py": {
-            "test_forty_at_once_of_what_continues_a_chat_are_refused_before_they_are_stored": 2,
+            "test_forty_at_once_of_what_continues_a_chat_are_refused_before_they_are_stored": 3,
         },
         "tests/web/test_crash.py": {
             "test_a_killed_server_has_the_part_and_goes_on": 0,
