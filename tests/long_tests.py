@@ -401,9 +401,6 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
             "test_it_serves_at_once_until_told_to_stop": 1,
             "test_the_page_is_opened_when_asked_for": 0,
         },
-        "tests/cli/test_command_line.py": {
-            "test_wrong_usage_is_one_line_and_exit_code_2": 10,
-        },
     },
     "server": {
         "tests/documents/test_reading.py": {
