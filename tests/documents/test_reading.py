@@ -82,6 +82,23 @@ def test_a_file_is_read_in_a_child() -> None:
     assert (document.text, document.kind, len(document.pages)) == ("The word is heron.", "PDF", 1)
 
 
+def test_a_document_is_parsed_by_a_process_that_may_open_nothing() -> None:
+    program = """
+import os
+from notso.documents import child
+def read(*_):
+    try:
+        os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        raise child.UnreadableError("may open nothing") from None
+    raise child.UnreadableError("may open files")
+child._read = read
+child.main()
+"""
+    with pytest.raises(UnreadableError, match=r"^may open nothing$"):
+        DocumentReader(b"a", "a.txt", program=program).read()
+
+
 def test_without_confinement_native_parsers_are_refused() -> None:
     program = "from notso.documents import child; child.lacking = lambda: ['seccomp']; child.main()"
     with pytest.raises(UnreadableError, match=r"this system lacks seccomp \(see notso doctor\)"):
