@@ -426,7 +426,7 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
             "test_two_hundred_megabytes_end_in_one_sentence": 0,
         },
         "tests/web/chat/test_transfer.py": {
-            "test_what_is_broken_is_refused_whole": 8,
+            "test_what_is_broken_is_refused_whole": 3,
         },
         "tests/web/edge/test_fair_shares.py": {
             "test_at_every_route_a_modest_owner_is_served_beside_a_greedy_one": 0,
@@ -471,7 +471,7 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
             "test_a_response_in_the_background_goes_on": 1,
         },
         "tests/web/sign_in/test_oidc.py": {
-            "test_a_token_that_is_wrong_lets_nobody_in": 4,
+            "test_a_token_that_is_wrong_lets_nobody_in": 1,
         },
         "tests/web/tools/test_hostile_mcp.py": {
             "test_a_call_gets_its_answer_or_a_reason": 5,
