@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from itertools import groupby, zip_longest
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
 from notso.web.engine.port import EngineLostError, Event, FinishReason, InvalidRequestError, Request, Usage
 from notso.web.engine.running import Ask, Prepared, RunningRequest, RunningRequests, asks
@@ -31,7 +32,6 @@ from notso.web.values.wording import translated, words
 
 logger = logging.getLogger("notso.web.turns")
 
-T = TypeVar("T")
 Segment: TypeAlias = tuple[ChannelName, str] | ToolUse
 """Unit of rendering: text of a channel, or a tool call."""
 
@@ -233,7 +233,7 @@ class TurnConsumer:
             shown = markdown.feed(rest)
             return shown.closed + shown.tail
 
-        self.turn.log.write(channel, "", await self._off_loop(render))
+        self.turn.log.write(channel, "", await self._renderer.run(self._owner, render))
 
     def _keep_shown(self) -> None:
         # If the engine ended before it had replayed the partial answer, keep that answer.
@@ -335,7 +335,7 @@ class TurnConsumer:
     async def _show_call(self, use: ToolUse, waits_for: str) -> None:
         # Save the call before asking for permission or running the tool, and only then show it.
         await self._save_partial()
-        self.turn.log.put_card(use.id, await self._off_loop(lambda: self._card(use)))
+        await self._put_card(use)
         if not self.turn.cancelled and not use.is_final:
             phase = "tool" if not waits_for else "asking" if use.state == "waiting" else "question"
             self.turn.log.set_status(
@@ -374,13 +374,13 @@ class TurnConsumer:
             if isinstance(segment, ToolUse):
                 await self._render("answer", StreamingMarkdown.finish)
                 self._markdown["answer"] = StreamingMarkdown(self._budget)
-                self.turn.log.put_card(segment.id, await self._off_loop(lambda use=segment: self._card(use)))  # type: ignore[misc]
+                await self._put_card(segment)
             else:
                 channel, text = segment
                 await self._render(channel, lambda md, text=text: md.feed(text))  # type: ignore[misc]
 
     async def _render(self, channel: ChannelName, step: Callable[[StreamingMarkdown], Rendered]) -> None:
-        rendered = await self._off_loop(lambda: step(self._markdown[channel]))
+        rendered = await self._renderer.run(self._owner, lambda: step(self._markdown[channel]))
         self.turn.log.write(channel, rendered.closed, rendered.tail)
 
     @property
@@ -391,8 +391,8 @@ class TurnConsumer:
     def _owner(self) -> str:
         return self.turn.request.options.owner
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await self._renderer.run(self._owner, work)
+    async def _put_card(self, use: ToolUse) -> None:
+        self.turn.log.put_card(use.id, await self._renderer.run(self._owner, partial(self._card, use)))
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -417,7 +417,7 @@ class TurnConsumer:
         trace = self._trace
         is_left = state == "interrupted" and self.turn.is_left and self.turn.trace is not None
         for use in [] if is_left else self.calls.abandon():
-            log.put_card(use.id, await self._off_loop(lambda use=use: self._card(use)))  # type: ignore[misc]
+            await self._put_card(use)
         self._note = note
         message = replace(
             self._message(state),

@@ -6,7 +6,7 @@ from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.backends.cpu.huge_pages import HugePageArena
 from notso.qtensor.backends.protocol import Array, Host, Numbers
 from notso.qtensor.tensor import QTensor
-from notso.system.memory import MemoryLimit, available_memory, have_huge_pages
+from notso.system.memory import available_memory, have_huge_pages
 
 
 class CPU:
@@ -33,8 +33,7 @@ class CPU:
 
     # Memory
 
-    def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
-        return available_memory(mapped_bytes=mapped_bytes)
+    memory = staticmethod(available_memory)
 
     def weight_bytes(self, tensor: QTensor) -> int:
         return tensor.nbytes

@@ -217,24 +217,15 @@ def _mapping(name: Unpack, item: Unpack, *, is_number: bool) -> Unpack:
 
 def _dataclass(kind: type) -> Unpack:
     hints = get_type_hints(kind)
-    known = {field.name: _Later(hints[field.name]) for field in fields(kind)}
+    known = {field.name: hints[field.name] for field in fields(kind)}
 
     def unpack(given: Any) -> Any:
         if not isinstance(given, dict) or not given.keys() <= known.keys():
             raise ValueError(f"not a valid {kind.__name__}")
         try:
-            return kind(**{name: known[name](each) for name, each in given.items()})
+            # Fields are looked up on use, because looking up a type that contains itself would never end.
+            return kind(**{name: _unpacker(known[name])(each) for name, each in given.items()})
         except TypeError as error:
             raise ValueError(f"not a valid {kind.__name__}") from error
 
     return unpack
-
-
-class _Later:
-    # Looks up a field's type on first use, because looking up a type that contains itself would never end.
-
-    def __init__(self, hint: Any) -> None:
-        self._hint = hint
-
-    def __call__(self, given: Any) -> Any:
-        return _unpacker(self._hint)(given)
