@@ -25,7 +25,7 @@ from notso.web.turns.prompt import next_request, parts_of
 from notso.web.turns.status_line import StatusLine, TurnStats
 from notso.web.turns.tool_calls import MAX_ROUNDS, ToolCalls
 from notso.web.turns.turn import Turn
-from notso.web.turns.turn_log import CHANNELS, Card, ChannelName
+from notso.web.turns.turn_log import CHANNELS, Card, ChannelName, Status
 from notso.web.values.errors import NotsoError, StorageError
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.wording import translated, words
@@ -269,7 +269,8 @@ class TurnConsumer:
             self.running.answer_now()
         self._ended = False
         if not self._requests.host.model(request.model).takes_requests:
-            self.turn.log.set_phase("loading", words["phase_loading"])
+            loading = replace(self.turn.log.status, phase="loading", label=words["phase_loading"])
+            self.turn.log.set_status(loading)
         self._listening = asyncio.create_task(self._listen(self.running, asks(request, prepared), request.model))
 
     async def _listen(self, running: RunningRequest, ask: Ask, model: str | None) -> None:
@@ -338,9 +339,8 @@ class TurnConsumer:
         await self._put_card(use)
         if not self.turn.cancelled and not use.is_final:
             phase = "tool" if not waits_for else "asking" if use.state == "waiting" else "question"
-            self.turn.log.set_status(
-                phase, words[f"phase_{phase}"].format(name=use.name), self.turn.log.reasoning_label, "", {}
-            )
+            label = words[f"phase_{phase}"].format(name=use.name)
+            self.turn.log.set_status(Status(phase, label, self.turn.log.status.reasoning_label))
         self.turn.log.ask(waits_for)
 
     def _add(self, channel: ChannelName, text: str) -> None:
@@ -365,8 +365,7 @@ class TurnConsumer:
 
     def _tell(self) -> None:
         if not self.turn.cancelled:
-            status = self._status_line.status(time.monotonic())
-            self.turn.log.set_status(status.phase, status.label, status.reasoning_label, status.detail, status.progress)
+            self.turn.log.set_status(self._status_line.status(time.monotonic()))
 
     async def _render_more(self) -> None:
         segments, self._unrendered = self._unrendered, []

@@ -111,8 +111,9 @@ class MethodTypes:
         self._hints = get_type_hints(method)
 
     def pack(self, *arguments: Any, **named: Any) -> dict[str, Any]:
-        given = self._signature.bind(None, *arguments, **named).arguments
-        return {name: packed(each) for name, each in given.items() if name != "self"}
+        given = self._signature.bind(None, *arguments, **named)
+        given.apply_defaults()
+        return {name: packed(each) for name, each in given.arguments.items() if name != "self"}
 
     def unpack(self, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict) or not set(given) <= set(self._hints) - {"return"}:

@@ -127,11 +127,11 @@ class SQLiteStatements:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        self.execute("BEGIN")
+        self._connection.execute("BEGIN")
         try:
             yield
         finally:
-            self.execute("ROLLBACK")
+            self._connection.execute("ROLLBACK")
 
 
 @contextlib.contextmanager
