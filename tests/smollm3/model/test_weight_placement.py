@@ -37,7 +37,7 @@ def answers(engine: Engine, asked: list[tuple[list[int], SamplingParams]]) -> li
 def test_same_bits_before_and_after() -> None:
     with Engine.load(demo_path(), weights="mmap") as mapped, Engine.load(demo_path(), weights="packed") as moved:
         assert mapped.weight_placement == "mmap"
-        moved._placement.finished.wait(200)  # fast, except on a busy machine
+        moved.wait_for_placement(200)  # fast, except on a busy machine
         assert moved.weight_placement == ("packed" if kernel_choice.is_packed(Q4_K) else "hugepages")
         expected = mapped.logits(IDS)
         assert np.array_equal(moved.logits(IDS).view(np.uint32), expected.view(np.uint32))
@@ -50,7 +50,7 @@ def test_weights_change_between_two_steps_of_one_answer() -> None:
         expected = answer(mapped)
     with Engine.load(demo_path(), weights="packed") as moved:  # copies the weights during this answer
         assert answer(moved) == expected
-        moved._placement.finished.wait(200)  # fast, except on a busy machine
+        moved.wait_for_placement(200)  # fast, except on a busy machine
         assert answer(moved) == expected
 
 
@@ -130,7 +130,7 @@ def test_two_hundred_answers_while_weights_are_packed(own_kernels: None) -> None
 
 def test_small_files_stay_mapped_by_default() -> None:
     with Engine.load(demo_path()) as engine:
-        engine._placement.finished.wait(1)
+        engine.wait_for_placement(1)
         assert engine.weight_placement == "mmap"
 
 

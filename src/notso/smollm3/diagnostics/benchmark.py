@@ -383,7 +383,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
             report("trying the other engine's configurations", 0, 1)
             peer.tune(plan.tasks)
         report("waiting until the weights are copied to memory", 0, 1)
-        engine._placement.finished.wait(WAIT_SECONDS)
+        engine.wait_for_placement(WAIT_SECONDS)
         rounds = _Rounds(engine, plan, report, peer)
         rounds.run()
         result: dict[str, Any] = {

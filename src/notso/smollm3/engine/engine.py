@@ -241,6 +241,10 @@ class Engine:
         """Where the weights are: "mmap", "packed", "hugepages", or the progress of copying."""
         return self._placement.state
 
+    def wait_for_placement(self, timeout_s: float | None = None) -> None:
+        """Wait until the weights are in their final place in memory, for measurements."""
+        self._placement.finished.wait(timeout_s)
+
     def stats(self) -> EngineStats:
         return self._core.stats(self._placement.state)
 
