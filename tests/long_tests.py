@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -251,7 +252,7 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
             "test_what_one_backend_wrote_to_the_disk_another_goes_on_with": 1,
         },
         "tests/smollm3/model/test_every_format.py": {
-            "test_a_model_answers_alike_in_every_family": 6,
+            "test_a_model_answers_alike_in_every_family": 3,
         },
         "tests/smollm3/model/test_public_files.py": {
             "test_a_file_of_each_row": 10,
@@ -516,19 +517,23 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
         },
     },
 }
-"""Group -> test file -> test that takes seconds -> number of its cases that run by default, spread evenly over its
-parameters. The others run with the group. A test with 0 runs only with the group."""
+"""Group -> test file -> test that takes seconds -> number of its cases that run by default, spread evenly over those
+without a `long` mark. The others run with the group. A test with 0 runs only with the group."""
 
 APART = {"clients", "ray", "tune"}
 """Groups that run in separate environments, and are skipped if these cannot be installed. They are recorded only by
 `make test-long`."""
 
 
-def thinned(cases: list[str]) -> dict[str, str]:
-    """Return the cases, given as node ids, that do not run by default, each with the group that runs it."""
+def thinned(cases: Iterable[str], marked: Collection[str] = ()) -> dict[str, str]:
+    """Return the cases, given as node ids, that do not run by default, each with the group that runs it.
+
+    marked: cases with a `long` mark of their own. The number of a test counts only its other cases.
+    """
     of_test: dict[str, list[str]] = {}
     for case in cases:
-        of_test.setdefault(case.partition("[")[0], []).append(case)
+        if case not in marked:
+            of_test.setdefault(case.partition("[")[0], []).append(case)
     found = {}
     for group, files in THINNED.items():
         for file, tests in files.items():
