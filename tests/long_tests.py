@@ -232,7 +232,7 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
             "test_another_family_draws_them_again": 1,
         },
         "tests/smollm3/engine/test_replay.py": {
-            "test_an_answer_goes_on_from_each_of_its_tokens": 4,
+            "test_an_answer_goes_on_from_each_of_its_tokens": 5,
             "test_a_branch_is_what_a_cold_engine_writes_behind_the_same_tokens": 1,
         },
         "tests/smollm3/engine/test_reread.py": {
