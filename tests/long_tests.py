@@ -281,8 +281,6 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
         "tests/smollm3/text/test_chat_template.py": {
             "test_what_a_template_leaves_out_is_found_by_showing_it": 1,
             "test_known_templates_run_here_and_others_apart": 1,
-            "test_conversations_that_cannot_be_are_refused": 3,
-            "test_tools_that_are_no_json_are_refused": 2,
         },
         "tests/smollm3/text/test_template_sandbox.py": {
             "test_what_a_template_must_not_do": 10,
