@@ -322,7 +322,7 @@ THINNED: dict[str, dict[str, dict[str, int]]] = {
             "test_products": 8,
         },
         "tests/qtensor/test_uneven_cores.py": {
-            "test_the_pool_with_workers_that_differ": 0,
+            "test_the_pool_with_workers_that_differ": 1,
         },
         "tests/qtensor/test_fused_matmul.py": {
             "test_fused_equals_single_operations": 48,
