@@ -69,7 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     the files that take longest, so that no worker is left with a long one at the end."""
     seconds = due_files.read(SECONDS) if hasattr(config, "workerinput") else {}
     items.sort(key=lambda item: ("browser" in item.path.parts, -seconds.get(item.nodeid.partition("::")[0], 0)))
-    group_of = thinned([item.nodeid for item in items])
+    marked = {item.nodeid for item in items if item.get_closest_marker("long")}
+    group_of = thinned((item.nodeid for item in items), marked)
     for item in items:
         if group := group_of.get(item.nodeid):
             item.add_marker(pytest.mark.long(group))

@@ -143,6 +143,7 @@ def test_the_compose_file_agrees_with_the_image() -> None:
     assert [each.partition(":")[2] for each in service["volumes"]] == said["VOLUME"].split()
     assert [each.split(":")[-1] for each in service["ports"]] == [said["EXPOSE"]]
     assert service["read_only"] and service["cap_drop"] == ["ALL"]
+    assert service["environment"]["NOTSO_FETCH"] == "1", "the first start downloads the model"
     assert all(each.startswith("127.0.0.1:") for each in service["ports"])
 
 
@@ -160,6 +161,11 @@ def test_a_front_end_is_given_all_but_what_computes() -> None:
     assert given == (all_of_it - computing) | shared
     said = settings((ROOT / "deploy" / "Containerfile.front").read_text())
     assert json.loads(said["ENTRYPOINT"]) == ["python3", "-m", "notso"] and json.loads(said["CMD"])[0] == "serve"
+    known = {name for each in GROUP.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
+    assert set(json.loads(said["CMD"])[1:]) <= known
+    variables = dict(each.split("=") for each in said["ENV"].split())
+    assert f"--target /payload{variables['PYTHONPATH']} " in (ROOT / "deploy" / "Containerfile.front").read_text()
+    assert variables["NOTSO_DATA_DIR"] == said["VOLUME"]
 
 
 def test_the_files_for_several_servers_call_a_command_that_exists() -> None:
@@ -175,6 +181,21 @@ def test_the_files_for_several_servers_call_a_command_that_exists() -> None:
     paths = {name: check["path"] for name, check in checks.items()}
     assert paths == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/health"}
     assert all(each["httpHeaders"] == [{"name": "Host", "value": "localhost"}] for each in checks.values()), "or 421"
+
+
+def test_each_replica_serves_the_model_that_was_downloaded_before() -> None:
+    services = yaml.safe_load((ROOT / "deploy" / "compose.cluster.yaml").read_text())["services"]
+    for each in (services[name] for name in ("one", "two", "three")):
+        assert each["depends_on"]["model"] == {"condition": "service_completed_successfully"}
+        assert services["model"]["command"][:2] == ["pull", each["environment"]["NOTSO_MODEL"]]
+        assert each["volumes"][-1:] == services["model"]["volumes"]
+    (deployment, *_) = yaml.safe_load_all((ROOT / "deploy" / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (init,), (container,) = pod["initContainers"], pod["containers"]
+    assert init["args"][:2] == ["pull", *(each["value"] for each in container["env"] if each["name"] == "NOTSO_MODEL")]
+    assert [each for each in init["volumeMounts"] if each["name"] == "models"] == [
+        each for each in container["volumeMounts"] if each["name"] == "models"
+    ]
 
 
 @pytest.mark.parametrize("proxy", ["haproxy", "caddy"])

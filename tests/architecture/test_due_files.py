@@ -123,6 +123,13 @@ def test_the_cases_that_run_by_default_are_spread_evenly(monkeypatch: pytest.Mon
     )
 
 
+def test_cases_that_are_marked_long_do_not_count_as_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise none of a test would run if the chosen cases were marked."""
+    monkeypatch.setattr(long_tests, "THINNED", {"engine": {"a.py": {"test_many": 1}}})
+    cases = [f"a.py::test_many[{at}]" for at in range(3)]
+    assert long_tests.thinned(cases, marked=cases[:1]) == {"a.py::test_many[2]": "engine"}
+
+
 def test_every_thinned_test_exists_and_belongs_to_the_files_of_its_group() -> None:
     for group, files in long_tests.THINNED.items():
         for file, tests in files.items():

@@ -321,6 +321,18 @@ def _source_of(argument: ast.expr, module: ModuleType) -> Any:
         ) from None
 
 
+def test_every_repetition_of_a_pattern_is_attacked() -> None:
+    tree = _parser.parse(r"a(?:b(?:c+|d)*e)+f{2,99}g{1,3}")
+    grows = [(before, samples(part)[0]) for before, part, grows in parts_of(tree) if grows]
+    assert grows == [("a", "bce"), ("ab", "c"), ("ab", "c"), ("abce", "f")]
+    assert any(attack(64).startswith("ab" + "c" * 32) for attack in attacks(re.compile(r"ab(?:c+)+d")))
+
+
+def test_patterns_are_found_in_containers() -> None:
+    one, two, three = (re.compile(each) for each in "abc")
+    assert [*_patterns_in({"x": [one, {"y": two}], "z": (three, 1)})] == [one, two, three]
+
+
 def test_the_patterns_of_the_package_are_found() -> None:
     sources = {pattern.pattern for pattern, _ in collected().values()}
     assert len(sources) >= 60

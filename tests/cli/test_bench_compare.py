@@ -141,7 +141,7 @@ def test_an_unknown_peer_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "kind"), [("CDLL", signal.SIGTERM), ("PyDLL", signal.SIGKILL), ("PyDLL", signal.SIGINT)]
+    ("library", "kind"), [("PyDLL", signal.SIGKILL), ("CDLL", signal.SIGTERM), ("PyDLL", signal.SIGINT)]
 )
 def test_the_peer_ends_with_us_however_we_end(tmp_path: Path, kind: signal.Signals, library: str) -> None:
     """Also during a step that takes an hour, and even if the step never releases the interpreter lock (PyDLL)."""

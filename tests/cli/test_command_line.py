@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from notso.cli import exit_codes
+from notso.cli.app import _with_verb, app
 from notso.plugins.errors import PluginError
 from notso.qtensor import errors as qtensor
 from notso.smollm3 import errors as model
@@ -179,6 +180,10 @@ def test_without_a_verb_the_options_are_those_of_serve(notso: Run, line: list[st
     assert result.code == 0
     given = [row.split() for row in result.out.splitlines() if row.endswith("command line")]
     assert {name.replace("-", "_"): value for name, value, *_ in given} == options
+
+
+def test_an_empty_line_is_serve() -> None:
+    assert _with_verb(typer.main.get_command(app), []) == ["serve"]
 
 
 @pytest.mark.parametrize("line", [["--version"], ["--help"], ["-h"]])

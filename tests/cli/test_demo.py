@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.test_real_engine import undocumented
 
+from notso.cli import serve
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.hub import registry
+from notso.smollm3.values.engine_config import EngineConfig
 
 Run = Callable[..., Any]
 
@@ -81,10 +84,13 @@ def test_bench_measures_it_where_no_file_is_named(notso: Run, monkeypatch: pytes
 
     probe_buffer = benchmark.probe_buffer
     monkeypatch.setattr(benchmark, "probe_buffer", lambda size_bytes: probe_buffer(size_bytes // 64))
-    told = json.loads(notso("bench", "--json", "--prefill", "64", "--decode", "8", "--repeat", "1").out)
+    sizes = "--prefill 64 --decode 8 --repeat 1 --depth 0 --depth 50"
+    told = json.loads(notso("bench", "--json", *sizes.split()).out)
 
     assert told["model"]["demo"] is True
-    assert told["decode"][0]["tok_s"] > 0
+    assert [row["depth"] for row in told["decode"]] == [0, 50]
+    assert all(0 < row["tok_s_min"] <= row["tok_s"] <= row["tok_s_max"] for row in told["decode"])
+    assert undocumented(told) == set(), "docs/measuring.md"
 
 
 def test_serve_says_that_the_demo_will_answer(process: Callable[..., Any], own_home: Path) -> None:
@@ -100,6 +106,14 @@ def test_serve_says_that_the_demo_will_answer(process: Callable[..., Any], own_h
     run.communicate(timeout=60)
 
     assert run.returncode == 0
+
+
+def test_a_server_without_a_model_advises_a_better_one(own_home: Path) -> None:
+    summary = serve.startup_summary(None, EngineConfig())
+    first, second = summary.lines[:2]
+    assert summary.facts["is_demo"] and first.startswith("model    built-in demo model")
+    assert second.startswith("better   SmolLM3-3B: ") and "(1.92 GB, 3 minutes at 100 Mbit/s, to " in second
+    assert str(registry.hub_cache()) in second and "`notso pull`" in second
 
 
 def test_without_arguments_the_chat_opens(process: Callable[..., Any], own_home: Path, tmp_path: Path) -> None:

@@ -163,6 +163,18 @@ def test_every_sampling_field_is_an_option(engine: Any, notso: Run, verb: str, n
 
 
 @pytest.mark.parametrize("verb", ["run", "chat"])
+def test_all_sampling_fields_are_options_of_one_command(engine: Any, notso: Run, verb: str) -> None:
+    words = [word for name, (typed, _) in TYPED.items() for word in ("--" + name.replace("_", "-"), typed) if word]
+
+    result = notso(verb, *words, *(["x"] if verb == "run" else []), stdin="x\n")
+
+    assert result.code == 0, result.err
+    (params,) = engine.params
+    assert {name: getattr(params, name) for name in TYPED} == {name: value for name, (_, value) in TYPED.items()}
+    assert sorted(params.given) == sorted(TYPED)
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
 def test_options_left_out_leave_the_fields_to_the_model_file(engine: Any, notso: Run, verb: str) -> None:
     notso(verb, *(["x"] if verb == "run" else []), stdin="x\n")
 

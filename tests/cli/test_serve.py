@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import resource
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from typing import Any
 import pytest
 
 from notso.cli import serve
+from notso.smollm3.values.engine_config import EngineConfig
+from notso.web.values.settings import Settings
 
 # Two seconds are allowed until the address is printed. Limit the run's CPU time to this multiple of a
 # Python that only imports the libraries, so that a slow or busy machine has no effect.
@@ -168,6 +172,34 @@ def test_a_context_too_large_is_reduced_to_the_maximum(start: Process) -> None:
     run.send_signal(signal.SIGTERM)
     run.communicate(timeout=60)
     assert run.returncode == 0
+
+
+def test_a_context_too_large_is_said_to_be_reduced(small_model: Path, own_home: Path) -> None:
+    memory = serve.startup_summary(small_model, EngineConfig(context_tokens=200_000)).lines[1]
+    assert memory.startswith("memory ") and "(the maximum of this model)" in memory
+
+
+def test_the_key_of_a_file_reaches_the_server_and_the_page_is_opened(
+    notso: Callable[..., Any], small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Settings] = []
+    opened = queue.SimpleQueue[str]()
+
+    def run(source: object, settings: Settings, *, on_ready: Callable[[str], None], **more: object) -> None:
+        served.append(settings)
+        on_ready("http://127.0.0.1:9/")
+
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("notso.web.server.serve", run)
+    monkeypatch.setattr(serve, "keep_memory_private", lambda: None)  # it would concern the tests' process
+    monkeypatch.setattr(webbrowser, "open", opened.put)
+    (tmp_path / "key").write_text("a-key-of-more-than-16-letters\n")
+    result = notso("serve", "--model", str(small_model), "--open", "--api-key-file", str(tmp_path / "key"))
+
+    assert result.code == 0, result.err
+    assert [each.api_key for each in served] == ["a-key-of-more-than-16-letters"]
+    assert opened.get(timeout=60) == "http://127.0.0.1:9/"
 
 
 @pytest.mark.parametrize(

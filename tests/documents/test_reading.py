@@ -59,6 +59,12 @@ def test_a_parser_that_was_taken_over_is_not_believed(objects: list[Any]) -> Non
         made(*objects)
 
 
+def test_a_parser_sends_no_more_characters_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_CHARACTERS", 1_000)
+    with pytest.raises(UnreadableError, match="its parser exceeded the limits"):
+        made({"page": "a" * 30_000, "more": True})
+
+
 def test_what_it_says_is_one_clean_line() -> None:
     with pytest.raises(UnreadableError, match=r"^is bad evil$") as raised:
         made({"refused": "is\nbad\u202e\x00 evil", "code": "document_pages", "values": {"limit": 3, "name": "<b>"}})
@@ -74,6 +80,23 @@ def test_a_frame_that_is_too_long_is_refused_before_it_arrives() -> None:
 def test_a_file_is_read_in_a_child() -> None:
     document = DocumentReader(text_pdf(["The word is heron."]), "../../\u202efdp.PDF", bool(lacking())).read()
     assert (document.text, document.kind, len(document.pages)) == ("The word is heron.", "PDF", 1)
+
+
+def test_a_document_is_parsed_by_a_process_that_may_open_nothing() -> None:
+    program = """
+import os
+from notso.documents import child
+def read(*_):
+    try:
+        os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        raise child.UnreadableError("may open nothing") from None
+    raise child.UnreadableError("may open files")
+child._read = read
+child.main()
+"""
+    with pytest.raises(UnreadableError, match=r"^may open nothing$"):
+        DocumentReader(b"a", "a.txt", program=program).read()
 
 
 def test_without_confinement_native_parsers_are_refused() -> None:

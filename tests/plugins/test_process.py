@@ -238,7 +238,7 @@ def refuse_thread(*arguments: Any, **options: Any) -> Any:
         ("socket.socketpair", refuse, "too many open files"),
         ("notso.plugins.wire.shared_file", refuse, "too many open files"),
         ("os.ftruncate", refuse, "too many open files"),
-        ("notso.plugins.wire.mapped", refuse, "too many open files"),
+        ("mmap.mmap", refuse, "too many open files"),
         ("subprocess.Popen", refuse, "too many open files"),
         ("threading.Thread.start", refuse_thread, "can't start new thread"),
         ("selectors.DefaultSelector", refuse, "too many open files"),

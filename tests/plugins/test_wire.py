@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 
 import pytest
@@ -41,7 +42,7 @@ def test_what_is_no_json_is_refused() -> None:
 
 def test_memory_is_seen_by_both() -> None:
     descriptor = wire.shared_file()
-    first, second = wire.mapped(descriptor), wire.mapped(descriptor)
+    first, second = (mmap.mmap(descriptor, wire.SHARED_BYTES) for _ in range(2))
     os.close(descriptor)
     first[wire.SHARED_BYTES - 4 :] = b"last"
     assert second[wire.SHARED_BYTES - 4 :] == b"last" and second[:8] == bytes(8)

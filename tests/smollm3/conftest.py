@@ -119,7 +119,7 @@ def official_oracle() -> tokenizers.Tokenizer:
 
 
 @pytest.fixture(
-    scope="session", params=["official of Hugging Face", "official of ggml-org", "demo"], ids=["hf", "gguf", "demo"]
+    scope="session", params=["demo", "official of Hugging Face", "official of ggml-org"], ids=["demo", "hf", "gguf"]
 )
 def template_source(request: pytest.FixtureRequest) -> str:
     """Return each known chat template; the official ones if their files exist."""

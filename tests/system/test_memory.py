@@ -24,7 +24,7 @@ def machine(root: Path, cgroup: str, files: dict[str, str]) -> list[MemoryLimit]
     """Return limits of a simulated machine with 8 GiB available; `files` are in its control group file system."""
     tree(root / "proc", {"meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8388608 kB\n", "self/cgroup": cgroup})
     tree(root / "cg", files)
-    return memory_limits(root / "proc", root / "cg")
+    return memory_limits(0, root / "proc", root / "cg")
 
 
 def test_this_machine_has_memory() -> None:
@@ -120,9 +120,9 @@ def test_what_is_mapped_already_is_not_wanted_twice(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
         "from notso.system.memory import available_memory, memory_limits\n"
         "proc = Path(sys.argv[1])\n"
-        "limits = lambda mapped: [l for l in memory_limits(proc, mapped_bytes=mapped) if 'address space' in l.source]\n"
+        "limits = lambda mapped: [l for l in memory_limits(mapped, proc) if 'address space' in l.source]\n"
         "print(limits(1 << 20)[0].available_bytes - limits(0)[0].available_bytes)\n"
-        "print(available_memory(proc, mapped_bytes=1 << 40).available_bytes)\n"
+        "print(available_memory(1 << 40, proc).available_bytes)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -20,7 +21,8 @@ import pytest
 import uvicorn
 from scripted_engine import IMPORTABLE, ScriptedEngine
 
-from notso.web.server import ChatServer, address_of, listen, serve
+from notso.web.app import create_app
+from notso.web.server import LAST_RESORT_SECONDS, ChatServer, address_of, listen, serve
 from notso.web.store.sqlite.connection import DirectoryLock
 from notso.web.values.errors import AddressInUseError, DataDirectoryBusyError, SettingsError, UnsafeBindError, WebError
 from notso.web.values.ids import new_id
@@ -173,6 +175,18 @@ def test_a_second_signal_ends_it_at_once(process: Callable[..., Process]) -> Non
     again = process()
     assert 'data-state="running"' in again.client.get(chat).text, "the next process resumes the answer"
     again.wait_for("word word", chat)
+
+
+def test_a_second_signal_asks_to_exit_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", False)  # restored afterwards
+    settings = Settings(port=0, data_dir=tmp_path, drain_seconds=60.0)
+    server, ends = ChatServer(create_app(ScriptedEngine, settings), "", None), list[float]()
+    server.end_in = ends.append
+    server.handle_exit(signal.SIGTERM, None)
+    assert not server.should_exit
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.should_exit and server.force_exit
+    assert ends == [settings.leave_seconds + 60.0 + LAST_RESORT_SECONDS, LAST_RESORT_SECONDS]
 
 
 def test_a_busy_port_is_a_typed_error(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ inherited file descriptors. The server logs the plugin's output. The process exi
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import sys
@@ -29,7 +30,7 @@ class Child:
     def __init__(self, plugin: Plugin, end: socket.socket, memory: int) -> None:
         self._plugin = plugin
         self._end = end
-        self._memory = wire.mapped(memory)
+        self._memory = mmap.mmap(memory, wire.SHARED_BYTES)
         self._writing = threading.Lock()
         self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
         self._rows = {each.name: each for each in plugin.logits_processors}

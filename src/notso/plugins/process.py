@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import mmap
 import os
 import selectors
 import signal
@@ -97,7 +98,7 @@ class PluginProcess:
             only_here.callback(theirs.close)
             memory = wire.shared_file()
             only_here.callback(os.close, memory)
-            mapped = wire.mapped(memory)
+            mapped = mmap.mmap(memory, wire.SHARED_BYTES)
             on_failure.callback(mapped.close)
             process = subprocess.Popen(
                 [sys.executable, "-m", "notso.plugins.child", self.name, str(theirs.fileno()), str(memory)],

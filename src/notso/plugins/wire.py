@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import socket
 import struct
@@ -72,7 +71,3 @@ def shared_file() -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def mapped(descriptor: int) -> mmap.mmap:
-    return mmap.mmap(descriptor, SHARED_BYTES)

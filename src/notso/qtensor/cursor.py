@@ -24,15 +24,10 @@ _U64: Final = struct.Struct("<Q")
 class Cursor:
     """Position in a buffer. Methods raise GGUFError, which names field and offset."""
 
-    def __init__(self, buffer: memoryview, position: int = 0) -> None:
+    def __init__(self, buffer: memoryview) -> None:
         self._buffer = buffer
         self._end = len(buffer)
-        self.position = position
-        if position > self._end:
-            self.fail(f"position {position} is past the end of the file", "file")
-
-    def at(self, position: int) -> Cursor:
-        return Cursor(self._buffer, position)
+        self.position = 0
 
     @property
     def left(self) -> int:

@@ -256,7 +256,10 @@ def _read_value(cursor: Cursor, kind: int, field: str) -> Any:
     if kind == STRING:
         text = cursor.string(field)
         size = cursor.position - start - 8
-        return text if size <= SHORT_TEXT_BYTES else TextSpan(cursor.at(start + 8).take(size, field))
+        if size <= SHORT_TEXT_BYTES:
+            return text
+        cursor.position = start + 8
+        return TextSpan(cursor.take(size, field))
     value = cursor.scalar(SCALARS[kind], field)
     if kind == BOOL:
         if value not in (0, 1):
@@ -307,7 +310,8 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict
                 f"tensor {quoted(name)}",
                 start,
             )
-        data = np.frombuffer(cursor.at(begin).take(size, name), np.uint8)
+        cursor.position = begin
+        data = np.frombuffer(cursor.take(size, name), np.uint8)
         tensors[name] = QTensor(name, FORMATS[kind], shape, data)
     _check_overlaps(cursor, described)
     return data_offset, tensors

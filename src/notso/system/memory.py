@@ -89,7 +89,7 @@ def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
 
 
 def memory_limits(
-    proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup"), mapped_bytes: int = 0
+    mapped_bytes: int = 0, proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")
 ) -> list[MemoryLimit]:
     """Return all limits that can be read; never empty."""
     # mapped_bytes: size of mapped files that the caller's memory plan includes. It is subtracted from the address space
@@ -102,10 +102,8 @@ def memory_limits(
     return limits
 
 
-def available_memory(
-    proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup"), mapped_bytes: int = 0
-) -> MemoryLimit:
-    return min(memory_limits(proc, cgroup_root, mapped_bytes), key=lambda limit: limit.available_bytes)
+def available_memory(mapped_bytes: int = 0, proc: Path = Path("/proc")) -> MemoryLimit:
+    return min(memory_limits(mapped_bytes, proc), key=lambda limit: limit.available_bytes)
 
 
 def physical_memory() -> int:

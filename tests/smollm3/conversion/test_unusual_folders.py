@@ -13,12 +13,13 @@ import pytest
 import tokenizers
 from architecture.test_growth import check_growth
 from golden.folder_cases import BASE, COMPUTED, REFUSED, FolderCase
-from smollm3.conversion.hf_folder_of import write_folder
+from smollm3.conversion.hf_folder_of import config_of, write_folder
 
 from notso.qtensor import GGUFFile
 from notso.smollm3 import Engine, ModelFileError, SamplingParams
-from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.conversion.converter import convert
+from notso.smollm3.conversion.hf_config import config_entries
 from notso.smollm3.conversion.hf_tokenizer import PROBES, folder_tokenizer
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.text.tokenizer_pipeline import EXPRESSIONS, LLAMA_3, PIPELINE_KEY, QWEN_2
@@ -68,6 +69,15 @@ def test_rotation_and_tensors_of_what_is_computed(tmp_path: Path, case: FolderCa
         assert np.array_equal(embedding, np.roll(expected, 1, 0) if case.name == "a head alone" else expected)
         if "another head" in case.name:
             assert np.array_equal(file.tensors["output.weight"].as_float32(), np.roll(expected, 1, 0))
+
+
+@pytest.mark.parametrize("case", [each for each in COMPUTED if each.name in ROTATIONS], ids=lambda case: case.name)
+def test_rotation_of_every_config(case: FolderCase) -> None:
+    """Without writing weights, which takes most of the time of the test above."""
+    entries = {key: value for key, (value, _) in config_entries(config_of(case.model) | case.config).items()}
+    entries |= {"general.architecture": ARCHITECTURE, "tokenizer.ggml.tokens": ["a"] * case.model.vocab}
+    frequencies, factor = SmolLM3Config.from_metadata(entries).rope_frequencies(128)
+    np.testing.assert_allclose([factor, *(frequencies[i] for i in (2, 5, 9))], ROTATIONS[case.name], rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)

@@ -48,12 +48,13 @@ def test_every_shorter_or_longer_file_is_found(opened: Open, tmp_path: Path) -> 
         assert files.get(key(1), TOKENS) is None and not path.exists(), length
 
 
-def test_thousands_of_accidents_are_found(opened: Open, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [300, 10_000])
+def test_thousands_of_accidents_are_found(opened: Open, tmp_path: Path, count: int) -> None:
     """Noise or zeros in ranges, and moved, removed and inserted pieces."""
     path = stored(opened, tmp_path)
     whole = path.read_bytes()
     files, source = opened(), random.Random(7)
-    for _ in range(10_000):
+    for _ in range(count):
         a, b = sorted(source.sample(range(len(whole) + 1), 2))
         c = source.randrange(len(whole))
         harmed = source.choice(

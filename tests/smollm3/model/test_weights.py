@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from golden.random_models import RANDOM, RandomModel
@@ -16,7 +17,7 @@ from notso.qtensor.tensor import QTensor
 from notso.smollm3 import Engine
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import ModelFileError
-from notso.smollm3.model.weights import SmolLM3Weights
+from notso.smollm3.model.weights import FILE_TYPES, SmolLM3Weights
 
 SMALL = replace(RANDOM, layers=2, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=300)
 NAMES = tuple(SMALL.tensors())
@@ -130,3 +131,10 @@ def test_an_engine_names_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"'blk\.2\.ffn_up\.weight'") as caught:
         Engine.load(wrong.write(tmp_path / "wrong.gguf"), context_tokens=16)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mix", FILE_TYPES)
+def test_file_types_are_numbered_as_in_ggml(mix: str) -> None:
+    wholly = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
+    small = f"MOSTLY_{mix}_S" if mix in ("Q3_K", "Q4_K", "Q5_K") else f"MOSTLY_{mix}"
+    assert gguf.LlamaFileType(FILE_TYPES[mix]).name == wholly.get(mix, small)

@@ -13,6 +13,7 @@ import pytest
 
 from notso.smollm3 import Engine
 from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling import token_limit
 from notso.smollm3.sampling.grammar import Grammars, answer_part
 from notso.smollm3.sampling.structured_output import StructuredOutput, structured_output_for
 from notso.smollm3.sampling.token_limit import grammar_extent
@@ -205,6 +206,17 @@ def test_the_work_near_the_limit_is_bounded(grammars: Grammars, small_tokenizer:
         draw(output, small_tokenizer, limit, 1)
         assert output._matcher is not None and output._matcher._limit is not None
         assert output._matcher._limit._spent <= 20_000
+
+
+def test_an_answer_spends_no_more_than_its_steps(
+    grammars: Grammars, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with a few steps, which are soon spent."""
+    monkeypatch.setattr(token_limit, "MAX_STEPS", 60)
+    output = structured(grammars, small_tokenizer, of_schema(record(["a", "b"], a=STRING, b=STRING)))
+    draw(output, small_tokenizer, 24, 1)
+    assert output._matcher is not None and output._matcher._limit is not None
+    assert 0 < output._matcher._limit._spent <= 60
 
 
 # ---------------------------------------------------------------- with a model

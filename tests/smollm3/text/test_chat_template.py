@@ -246,6 +246,11 @@ def test_without_a_date_it_is_today(template_source: str) -> None:
     assert any(f"{day.day:02d} {day:%B} {day.year}" in text for day in days)
 
 
+def known_template(source: str) -> ChatTemplate:
+    """Return a template that runs in this process, which takes a hundredth of the time."""
+    return ChatTemplate(source, known=[hashlib.sha256(source.encode()).hexdigest()])
+
+
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
@@ -262,7 +267,7 @@ def test_without_a_date_it_is_today(template_source: str) -> None:
     ],
 )
 def test_conversations_that_cannot_be_are_refused(messages: list[Message], said: str) -> None:
-    template = ChatTemplate("{{ messages[-1].content }}")
+    template = known_template("{{ messages[-1].content }}")
     with pytest.raises(InvalidRequestError, match=said) as raised:
         template.render(messages)
     assert raised.value.param == "messages"
@@ -270,7 +275,7 @@ def test_conversations_that_cannot_be_are_refused(messages: list[Message], said:
 
 @pytest.mark.parametrize("tool", ["f", 3, {"a": {1, 2}}, {"a": float("nan")}, {"a": "\ud800"}, ["x"]])
 def test_tools_that_are_no_json_are_refused(tool: Any) -> None:
-    template = ChatTemplate("{{ messages[-1].content }}{{ xml_tools or 0 }}")
+    template = known_template("{{ messages[-1].content }}{{ xml_tools or 0 }}")
     with pytest.raises(InvalidRequestError) as raised:
         template.render([Message("user", "hi")], tools=[tool])
     assert raised.value.param == "tools"

@@ -23,42 +23,79 @@ def both(source: str, **variables: Any) -> str:
     return here
 
 
-@pytest.mark.parametrize(
-    ("source", "printed"),
-    [
-        (
-            "{{ strftime_now('%d %B %Y, %A %a %b %m %y %j %H:%M %%') }}",
-            "08 July 2025, Tuesday Tue Jul 07 25 189 00:00 %",
-        ),
-        ("{{ {'b': '<é\"', 'a': [1, none, true]} | tojson }}", '{"b": "<é\\"", "a": [1, null, true]}'),
-        ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
-        ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}", "13"),
-        ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}", "1"),
-        ("a{% generation %}b{{ n }}{% endgeneration %}c", "ab7c"),
-        ("{% generation %}{% set n = 8 %}{% endgeneration %}{{ n }}", "7"),
-        ("{% if n %}\n  {% set ns = namespace(x=1) %}\n{{ ns.x }}\n{% endif %}\n", "1\n"),
-        (
-            "{{ undefined_name is defined }}|{{ 'x' in undefined_name }}|{{ undefined_name == 'x' }}",
-            "False|False|False",
-        ),
-        ("{% if undefined_name and undefined_name.x %}a{% endif %}{{ undefined_name | default('b') }}", "b"),
-        ("{% set x = undefined_name or 'c' %}{{ x }}{{ message.name }}{% for y in message.parts %}{% endfor %}", "c"),
-        ("{{ '<&>' }}", "<&>"),
-    ],
-)
+RELIED_ON = [
+    (
+        "{{ strftime_now('%d %B %Y, %A %a %b %m %y %j %H:%M %%') }}",
+        "08 July 2025, Tuesday Tue Jul 07 25 189 00:00 %",
+    ),
+    ("{{ {'b': '<é\"', 'a': [1, none, true]} | tojson }}", '{"b": "<é\\"", "a": [1, null, true]}'),
+    ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
+    ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}", "13"),
+    ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}", "1"),
+    ("a{% generation %}b{{ n }}{% endgeneration %}c", "ab7c"),
+    ("{% generation %}{% set n = 8 %}{% endgeneration %}{{ n }}", "7"),
+    ("{% if n %}\n  {% set ns = namespace(x=1) %}\n{{ ns.x }}\n{% endif %}\n", "1\n"),
+    (
+        "{{ undefined_name is defined }}|{{ 'x' in undefined_name }}|{{ undefined_name == 'x' }}",
+        "False|False|False",
+    ),
+    ("{% if undefined_name and undefined_name.x %}a{% endif %}{{ undefined_name | default('b') }}", "b"),
+    ("{% set x = undefined_name or 'c' %}{{ x }}{{ message.name }}{% for y in message.parts %}{% endfor %}", "c"),
+    ("{{ '<&>' }}", "<&>"),
+]
+NAMES = [
+    *("{{ user_name }}", "{{ 'a' ~ user_name }}", "{{ 'a' + user_name }}", "{{ user_name | trim }}"),
+    *("{% for each in user_name %}{% endfor %}", "{{ user_name | length }}", "{{ user_name.first }}"),
+    *("{% set x = user_name %}{{ x }}", "{{ user_name | tojson }}", "{{ [user_name] | join }}"),
+    "{% if false %}{% set user_name = 'a' %}{% endif %}{{ user_name }}",
+]
+FORBIDDEN = [
+    "{{ messages.__class__.__mro__ }}",
+    "{{ ''.__class__.__base__.__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ self._TemplateReference__context }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__closure__ }}",
+    "{{ strftime_now.__code__ }}",
+    "{{ (messages | map(attribute='__class__') | list)[0].__mro__ }}",
+    "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "{{ messages | attr('__class__') | attr('__mro__') }}",
+    "{% set x = messages.append('x') %}",
+    "{% set x = messages[0].update({'a': 1}) %}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+    "{% extends 'x' %}",
+    "{{ lipsum() }}",
+    "{{ range(10**9) | list }}",
+    "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+    "{{ strftime_now('%c') }}",
+    "{{ strftime_now('%999999999d') }}",
+    "{{ strftime_now('%') }}",
+    "{% if %}",
+    "{{ raise_exception('no') }}",
+]
+"""A child process renders some of these by default; this process, which is a hundred times as fast, renders all."""
+
+
+@pytest.mark.parametrize(("source", "printed"), RELIED_ON)
+def test_what_the_official_templates_rely_on_here(source: str, printed: str) -> None:
+    assert render_here(compile_template(source), {"n": 7, "message": {"role": "user"}}, DAY) == printed
+
+
+@pytest.mark.parametrize(("source", "printed"), RELIED_ON)
 def test_what_the_official_templates_rely_on(source: str, printed: str) -> None:
     assert both(source, n=7, message={"role": "user"}) == printed
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        *("{{ user_name }}", "{{ 'a' ~ user_name }}", "{{ 'a' + user_name }}", "{{ user_name | trim }}"),
-        *("{% for each in user_name %}{% endfor %}", "{{ user_name | length }}", "{{ user_name.first }}"),
-        *("{% set x = user_name %}{{ x }}", "{{ user_name | tojson }}", "{{ [user_name] | join }}"),
-        "{% if false %}{% set user_name = 'a' %}{% endif %}{{ user_name }}",
-    ],
-)
+@pytest.mark.parametrize("source", NAMES)
+def test_a_name_that_is_not_given_is_an_error_here(source: str) -> None:
+    with pytest.raises(SandboxFailure, match="'user_name' is undefined"):
+        render_here(compile_template(source), {}, DAY)
+
+
+@pytest.mark.parametrize("source", NAMES)
 def test_a_name_that_is_not_given_is_an_error_that_names_it(source: str) -> None:
     for render in (lambda: render_here(compile_template(source), {}, DAY), lambda: render_apart(source, [{}], DAY)):
         with pytest.raises(SandboxFailure, match="'user_name' is undefined"):
@@ -74,53 +111,34 @@ def test_a_moment_has_hours() -> None:
     assert render_here(compile_template("{{ strftime_now('%H:%M %I %p') }}"), {}, moment) == "15:04 03 PM"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-        "{{ namespace.__init__.__globals__ }}",
-        "{{ self.__init__.__globals__ }}",
-        "{{ self._TemplateReference__context }}",
-        "{{ raise_exception.__globals__ }}",
-        "{{ strftime_now.__closure__ }}",
-        "{{ strftime_now.__code__ }}",
-        "{{ (messages | map(attribute='__class__') | list)[0].__mro__ }}",
-        "{{ '{0.__class__.__mro__}'.format(messages) }}",
-        "{{ messages | attr('__class__') | attr('__mro__') }}",
-        "{% set x = messages.append('x') %}",
-        "{% set x = messages[0].update({'a': 1}) %}",
-        "{% include '/etc/passwd' %}",
-        "{% import 'os' as os %}",
-        "{% extends 'x' %}",
-        "{{ lipsum() }}",
-        "{{ range(10**9) | list }}",
-        "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
-        "{{ strftime_now('%c') }}",
-        "{{ strftime_now('%999999999d') }}",
-        "{{ strftime_now('%') }}",
-        "{% if %}",
-        "{{ raise_exception('no') }}",
-    ],
-)
-def test_what_a_template_must_not_do(source: str) -> None:
-    """It fails, or the attribute is undefined and prints nothing, both in this process and in the child process."""
+OUTCOMES = {
+    *("access to attribute ", "'lipsum' is undefine", "OverflowError: Range", "RecursionError: maxi"),
+    *("strftime_now does no", "line 1: Expected an ", "no", "TypeError: no loader", "'dict object' has no ", ""),
+}
+
+
+def outcome(render: Callable[[], str]) -> str:
+    try:
+        return render()
+    except SandboxFailure as failure:
+        return str(failure)[:20]
+
+
+@pytest.mark.parametrize("source", FORBIDDEN)
+def test_what_a_template_must_not_do_here(source: str) -> None:
+    """It fails, or the attribute is undefined and prints nothing."""
     variables = {"messages": [{"role": "user", "content": "hi"}]}
+    assert outcome(lambda: render_here(compile_template(source), variables, DAY)) in OUTCOMES
+    assert variables == {"messages": [{"role": "user", "content": "hi"}]}
 
-    def outcome(render: Callable[[], str]) -> str:
-        try:
-            return render()
-        except SandboxFailure as failure:
-            return str(failure)[:20]
 
+@pytest.mark.parametrize("source", FORBIDDEN)
+def test_what_a_template_must_not_do(source: str) -> None:
+    """The child process does the same."""
+    variables = {"messages": [{"role": "user", "content": "hi"}]}
     here = outcome(lambda: render_here(compile_template(source), variables, DAY))
     assert outcome(lambda: render_apart(source, [variables], DAY)[0]) == here
-    assert here == "" or here in {
-        *("access to attribute ", "'lipsum' is undefine", "OverflowError: Range", "RecursionError: maxi"),
-        *("strftime_now does no", "line 1: Expected an ", "no", "TypeError: no loader", "'dict object' has no "),
-    }
-    assert variables == {"messages": [{"role": "user", "content": "hi"}]}
+    assert here in OUTCOMES
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_stream_that_was_not_to_be_stored_ends_with_its_process(start: Start, 
     assert "store" in told.headers["x-notso-ignored"], "without a conversation name nothing is stored"
 
 
-@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("streams", [False, True])
 def test_a_response_in_the_background_goes_on(start: Start, left: Path, streams: bool) -> None:
     server = start(load).ready()
     body = {

@@ -178,9 +178,9 @@ def test_the_engines_changes_are_followed_once_however_often_sessions_come_and_g
         for number in range(5):
             ends.remove(ends.session(f"session {number}"))
         last = ends.session("last")
-        before = host._when_changed.count(ends._changed)
+        before = host.when_changed.count(ends._changed)
         host._tell()
-        after = host._when_changed.count(ends._changed)
+        after = host.when_changed.count(ends._changed)
         woken = last._stream.news.is_set()
         ends.remove(last)
         assert woken

@@ -20,7 +20,6 @@ from notso.web.engine.port import Event
 from notso.web.store.protocol import Chat, NewTurn, StoredMessage
 from notso.web.store.sql import rows
 from notso.web.store.sql import store as store_module
-from notso.web.store.sqlite import store as sqlite_store
 from notso.web.values.ids import new_generation_id, new_id
 
 Start = Callable[..., Any]
@@ -244,7 +243,6 @@ class CharactersRead:
             return message
 
         monkeypatch.setattr(store_module, "message_of", counted)
-        monkeypatch.setattr(sqlite_store, "message_of", counted)
 
 
 def a_long_chat(summary_at: int | None = None, other_branches: int = 0) -> tuple[Chat, list[StoredMessage]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from scripted_engine import ScriptedEngine, say
 
+from notso.system.confinement import ConfinedWorkError
 from notso.web.chat.chat_view import NEWEST_MESSAGES
 from notso.web.chat.routes import preview
 from notso.web.chat.routes import prompts as prompt_routes
@@ -315,6 +316,16 @@ def test_a_preview_that_costs_too_much_says_so(server: Any) -> None:
     assert answer.status_code == 413 and words["error_preview"] in answer.text
     assert answer.headers["content-security-policy"].startswith("sandbox")
     assert "<b>ok</b>" in server.client.post("/preview", data={"text": "<b>ok</b>"}).text
+
+
+def test_a_preview_whose_child_fails_says_so(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failed(text: str) -> str:
+        raise ConfinedWorkError("it took too long")
+
+    monkeypatch.setattr(preview, "preview_html", failed)
+    answer = server.client.post("/preview", data={"text": "<b>ok</b>"})
+    assert answer.status_code == 413 and words["error_preview"] in answer.text
+    assert answer.headers["content-security-policy"].startswith("sandbox")
 
 
 def test_what_was_found_is_marked_where_it_stands(server: Any) -> None:

@@ -202,6 +202,19 @@ def test_a_damaged_or_hostile_export_ends_in_one_sentence(name: str) -> None:
     assert refused.value.sentence.count("\n") == 0 and len(refused.value.sentence) < 200
 
 
+def test_an_export_unpacks_to_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MAX_UNPACKED_BYTES", 10_000)
+    for body in (gzip.compress(b"[" + b" " * 10_000 + b"]"), zipped({"a.json": "[" + " " * 10_000 + "]"})):
+        with pytest.raises(Problem, match="more than 10,000 bytes when unpacked"):
+            read(body)
+
+
+def test_a_chat_has_no_more_objects_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MAX_OBJECTS", 100)
+    with pytest.raises(Problem, match="more than 100 objects in one chat"):
+        read(chatgpt_of({str(at): {} for at in range(100)}))
+
+
 def test_what_exceeds_the_budget_of_the_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import time; time.sleep(600)"
     monkeypatch.setattr(import_process, "_PROGRAM", program)

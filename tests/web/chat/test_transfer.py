@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.web.chat.files.imports import read_chats
+from notso.web.chat.routes import transfer
 from notso.web.chat.submit import title_of
 from notso.web.values.errors import Problem
 from notso.web.values.ids import new_id
@@ -163,6 +166,24 @@ def test_a_form_does_it_too(server: Any) -> None:
     assert server.client.post("/import", data={"json": text}).status_code == 303
 
 
+def test_an_owner_s_files_are_parsed_one_at_a_time(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parsed file takes several times its size in memory."""
+    parse, parsing, gate = transfer.entries_from_child, list[bytes](), asyncio.Event()
+
+    async def held(body: bytes) -> Any:
+        parsing.append(body)
+        await gate.wait()
+        return await parse(body)
+
+    monkeypatch.setattr(transfer, "entries_from_child", held)
+    with ThreadPoolExecutor(3) as threads:
+        posts = [threads.submit(send, server, [{"role": "user", "content": str(at)}]) for at in range(3)]
+        server.wait(lambda: len(parsing) + server.chat.importing.waiting == 3)
+        at_once = len(parsing)
+        server.on_loop(gate.set)
+        assert at_once == 1 and [post.result().status_code for post in posts] == [303] * 3
+
+
 def message(**changes: Any) -> dict[str, Any]:
     return {"id": "a", "parent_id": None, "role": "user", "content": "x"} | changes
 
@@ -215,6 +236,15 @@ BROKEN: list[Any] = [
     file(chats=[chat(messages=[message(edited=1)])]),
     file(chats=[chat(messages=[message(numbers={"prompt_ms": 1e300})])]),
 ]
+
+
+@pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
+def test_what_is_broken_is_not_read(data: Any) -> None:
+    body = data if isinstance(data, bytes) else json.dumps(data).encode()
+    try:
+        assert read_chats(body, title_of) == []
+    except Problem as refused:
+        assert refused.status == 400
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from scripted_engine import ScriptedEngine
 
 from notso.web.app import create_app
-from notso.web.edge.access import COOKIE, MAX_SESSIONS_OF_MANY, Caller, KeyRing, Mark, cookie_name, guarded, public
+from notso.web.edge.access import COOKIE, MAX_SESSIONS_OF_MANY, Caller, KeyRing, Mark, cookie_name, public
 from notso.web.edge.security import content_security_policy
 from notso.web.replicas.exchange import Alone
 from notso.web.values.ids import new_generation_id, new_id
@@ -31,7 +31,7 @@ KEY = "correct horse battery staple"
 def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
     declared: dict[str, str] = {}
     for path, dependencies in inventory(create_app(ScriptedEngine, Settings(data_dir=tmp_path))):
-        marks = [call for call in dependencies if call in (public, guarded) or isinstance(call, Mark)]
+        marks = [call for call in dependencies if call is public or isinstance(call, Mark)]
         assert len(marks) == 1, f"{path} must be public or guarded"
         declared[path] = "public" if marks[0] is public else "guarded"
     assert {path for path, mark in declared.items() if mark == "public"} == {

@@ -38,14 +38,14 @@ def test_who_keeps_us_waiting_longest_gives_way() -> None:
     addresses = ["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]
     for caller, address in zip((first, second, third, fourth), addresses, strict=True):
         assert door.enter(caller, address)
-    door.serves(first)
-    door.serves(third)
+    door.note(first, waits=False)
+    door.note(third, waits=False)
     assert door.enter(fifth, "10.0.0.3") and second.dropped and len(door) == 4
-    door.serves(fourth)
-    door.serves(fifth)
+    door.note(fourth, waits=False)
+    door.note(fifth, waits=False)
     assert not door.enter(sixth, "10.0.0.3"), "a connection whose request is being served is never dropped"
-    door.waits(third)
-    door.waits(first)
+    door.note(third, waits=True)
+    door.note(first, waits=True)
     assert door.enter(sixth, "10.0.0.3") and third.dropped and not first.dropped
     door.leave(third)  # The dropped connection is reported again when it really ends; it must not be counted twice.
     assert len(door) == 4
@@ -60,7 +60,7 @@ def test_one_address_does_not_take_all() -> None:
         "one /64 network may have at most six of eight connections"
     )
     for caller in many:
-        door.serves(caller)
+        door.note(caller, waits=False)
     assert not door.enter(Caller(), "2001:db8::1:2:3:4") and door.enter(Caller(), "10.0.0.9")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from scripted_engine import IMPORTABLE
 
+from notso.system.processes import is_stopped
 from notso.web.edge.watchdog import Silence, Watchdog
 
 TICK_SECONDS = 0.02
@@ -115,6 +116,18 @@ def test_a_server_that_is_stopped_is_not_ended(server: subprocess.Popen[str]) ->
     _, errors = server.communicate(timeout=120)
     assert server.returncode == 0, errors
     assert not Path(f"/proc/{watcher}").exists()
+
+
+def test_a_stopped_process_is_told_from_a_running_one() -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        assert not is_stopped(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert is_stopped(process.pid)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_wake_ups_are_counted_while_nobody_answers() -> None:

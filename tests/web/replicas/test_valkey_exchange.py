@@ -139,7 +139,7 @@ def test_while_the_server_is_away_nothing_is_lost_that_matters(valkey: ValkeySer
     async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
         log, copy, heard, gaps = Lines(), Lines(), list[Any](), list[bool]()
         there.hear("word", lambda body: heard.append(body["value"]))
-        there.after_a_gap(lambda: gaps.append(True))
+        there.at_gap.append(lambda: gaps.append(True))
         here.publish("x", log)
         log.add("before")
         with there.following("x", copy.take):

@@ -188,7 +188,7 @@ def test_while_the_store_fails_known_keys_hold_for_a_minute_and_no_count_is_lost
         raise StorageError("the disk is not available")
 
     with monkeypatch.context() as broken:
-        for name in ("key_of", "add_usage", "add_audit", "used_on"):
+        for name in ("key", "add_usage", "add_audit", "used_on"):
             broken.setattr(store, name, fail)
         assert asked(server, secret).status_code == 200 and asked(server, SERVER_KEY).status_code == 200
         for unknown in (other, "notso-wrong", limited):  # for the key with a limit, the usage cannot be read
@@ -363,13 +363,13 @@ def test_however_many_keys_are_shown_no_more_are_looked_up_than_needed(
     secret, _ = book.add("ann")
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     store, looked_up = server.shared.accounts.store, []
-    key_of = store.key_of
+    key = store.key
 
-    async def noting(digest: bytes) -> Any:
-        looked_up.append(digest)
-        return await key_of(digest)
+    async def noting(by: str | bytes) -> Any:
+        looked_up.append(by)
+        return await key(by)
 
-    monkeypatch.setattr(store, "key_of", noting)
+    monkeypatch.setattr(store, "key", noting)
     wrong = [f"notso-{number:x}" for number in range(600)]
     for keys, status, most in (
         (wrong, 401, 1),

@@ -45,7 +45,7 @@ class AccessSuite:
             assert await store.keys() == []
             assert await store.add_key(BOB, b"2" * 32) and await store.add_key(ANN, b"1" * 32)
             assert await store.keys() == [ANN, BOB]
-            assert (await store.key_of(b"1" * 32), await store.key_of(b"3" * 32)) == (ANN, None)
+            assert (await store.key(b"1" * 32), await store.key(b"3" * 32)) == (ANN, None)
             assert (await store.key("k2"), await store.key("k3")) == (BOB, None)
 
         self.run(tmp_path, work)
@@ -61,7 +61,7 @@ class AccessSuite:
             assert not await store.add_key(replace(ANN, id="k9"), b"9" * 32)
             assert not await store.add_key(replace(BOB, id="k1"), b"8" * 32) and len(await store.keys()) == 1
             revoked = await store.revoke_key("ann", 5_000)
-            assert revoked == replace(ANN, revoked_ms=5_000) == await store.key_of(b"1" * 32)
+            assert revoked == replace(ANN, revoked_ms=5_000) == await store.key(b"1" * 32)
             assert await store.revoke_key("ann", 6_000) is None and await store.revoke_key("nobody", 1) is None
             newer = replace(ANN, id="k9", created_ms=7_000)
             assert await store.add_key(newer, b"9" * 32)

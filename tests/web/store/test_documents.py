@@ -229,7 +229,7 @@ def test_a_memory_is_short_and_its_owners(kept: Kept, monkeypatch: pytest.Monkey
         assert await store.memories(OWNER) == [first, second] and await store.memories("eve") == []
         assert (await store.chat_base(OWNER)).memories == ("Vegetarian.", "Lives in Oslo.")
         await store.save_memory("eve", replace(first, text="Eats meat."))
-        assert await store.memories(OWNER) == [first, second] and not await store.delete_memory("eve", first.id)
+        assert await store.memories(OWNER) == [first, second] and not await store.delete("eve", "memory", first.id)
         assert await store.save_memory(OWNER, replace(first, text="Vegan."))
         with monkeypatch.context() as patched:
             patched.setattr(sql_store, "MAX_MEMORIES", 2)
@@ -237,7 +237,7 @@ def test_a_memory_is_short_and_its_owners(kept: Kept, monkeypatch: pytest.Monkey
             assert await store.save_memory(OWNER, replace(first, text="Vegan!"))
             patched.setattr(sql_store, "MAX_MEMORY_CHARACTERS", 20)
             assert not await store.save_memory(OWNER, replace(first, text="Vegan, since 1999"))
-        assert await store.delete_memory(OWNER, first.id) and not await store.delete_memory(OWNER, first.id)
+        assert await store.delete(OWNER, "memory", first.id) and not await store.delete(OWNER, "memory", first.id)
         assert await store.memories(OWNER) == [second]
 
     kept.run(work)

@@ -17,7 +17,14 @@ from web.store.test_sqlite_store import run
 
 from notso.cli.app import run_command_line
 from notso.web.store.sqlite import store as sqlite_store
-from notso.web.store.sqlite.connection import checkpoint, commits_acknowledged, damage_of
+from notso.web.store.sqlite.connection import (
+    Witness,
+    checkpoint,
+    commits_acknowledged,
+    commits_in,
+    damage_of,
+    open_reader,
+)
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
@@ -54,6 +61,26 @@ def test_nothing_lost_is_nothing_said(tmp_path: Path) -> None:
     shows(tmp_path / "data", ["Chat 0", "Chat 1", "Chat 2"])
     shows(tmp_path / "data", ["Chat 0", "Chat 1", "Chat 2"])
     assert not list((tmp_path / "data").glob("kept-*"))
+
+
+def test_a_commit_is_counted_after_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power failure, a count ahead of its commit would report a loss."""
+    counted: list[tuple[int, int | None]] = []
+    note = Witness.note
+
+    def noted(witness: Witness, commits: int) -> None:
+        reader = open_reader(tmp_path / "notso.db")
+        counted.append((commits, commits_in(reader)))
+        reader.close()
+        note(witness, commits)
+
+    async def fill(store: SQLiteStore) -> None:
+        for _ in range(3):
+            await store.add_turn(OWNER, a_turn(chat := a_chat()), chat)
+
+    monkeypatch.setattr(Witness, "note", noted)
+    run(tmp_path, fill)
+    assert len(counted) >= 3 and all(told == stored for told, stored in counted), counted
 
 
 @pytest.mark.parametrize("lost", ["notso.db", "notso.db-wal"])

@@ -220,7 +220,7 @@ def test_a_question_takes_few_round_trips(database: str) -> None:
         await finished(store, a_turn(chat), "answer", chat)
         await asyncio.gather(*(store.branch(OWNER, chat.id, None) for _ in range(8)))  # Open the connections first.
         proxy.trips = 0
-        assert await access.key_of(b"none") is None
+        assert await access.key(b"none") is None
         assert await store.branch(OWNER, chat.id, None, most_characters=1000) is not None
         assert isinstance(await store.add_turn(OWNER, a_turn(chat)), TurnAccepted)
         assert proxy.trips < 8
@@ -464,13 +464,13 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
         await store.update_chat(OWNER, chat.id, title="title", temporary=False, settings={})
         await store.set_defaults(OWNER, {})
         await store.save_prompt(OWNER, SavedPrompt("name", "message", "text"))
-        await store.delete_prompt(OWNER, "name")
+        await store.delete(OWNER, "prompt", "name")
         await store.keep_html(OWNER, await store.messages(OWNER, chat.id))
         await store.save_response(OWNER, StoredResponse("r", None, {}, (), 1))
-        await store.delete_response(OWNER, "r")
+        await store.delete(OWNER, "response", "r")
         memory = Memory(new_id(), "text", 1)
         await store.save_memory(OWNER, memory)
-        await store.delete_memory(OWNER, memory.id)
+        await store.delete(OWNER, "memory", memory.id)
         project = await store.documents.new_library(OWNER, "project")
         await store.documents.change_library(OWNER, project.id, name="another", instructions="text", settings={})
         await store.documents.move_chat(OWNER, chat.id, project.id)

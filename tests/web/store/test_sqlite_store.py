@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store, large_chats, shown
@@ -23,6 +24,7 @@ from notso.web.values.errors import (
     StorageError,
     StorageFullError,
 )
+from notso.web.values.fair_queue import FairQueue
 
 
 def run(directory: Path, work: Callable[[SQLiteStore], Awaitable[None]]) -> None:
@@ -246,3 +248,25 @@ def test_what_a_page_reads_costs_the_same_in_a_large_store(tmp_path: Path) -> No
         assert small == {name: pytest.approx(count, rel=0.2, abs=5) for name, count in large.items()}
 
     run(tmp_path, work)
+
+
+def test_reads_and_writes_wait_in_their_owner_s_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, owners = FairQueue.run, list[str]()
+
+    async def noted(queue: FairQueue, owner: str, work: Callable[[], Any]) -> Any:
+        owners.append(owner)
+        return await plain(queue, owner, work)
+
+    async def work(store: SQLiteStore) -> None:
+        monkeypatch.setattr(FairQueue, "run", noted)
+        await store.add_turn(OWNER, a_turn(chat := a_chat()), chat)
+        await store.chats(OWNER)
+        await store.messages(OWNER, chat.id)
+        await store.shown_chat(OWNER, chat.id, 9)
+        await store.branch(OWNER, chat.id, None, most_characters=9)
+        await store.search(OWNER, "words", 9)
+        await store.documents.search(OWNER, "words", 9)
+        monkeypatch.setattr(FairQueue, "run", plain)
+
+    run(tmp_path, work)
+    assert len(owners) >= 7 and set(owners) == {OWNER}

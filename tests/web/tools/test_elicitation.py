@@ -152,29 +152,22 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "CALL_SECONDS", 120.0)
 
 
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
-        (Reply("accept", {"people": 4, "outside": True}), "Vienna, 4, outside"),
-        (DECLINED, "decline"),
-        (CANCELLED, "cancel"),
-    ],
-    ids=lambda each: getattr(each, "action", None),
-)
-def test_an_honest_server_is_answered(reply: Reply, said: str) -> None:
-    """In the newest protocol, the result is the question, and the client calls the tool again with the reply."""
+def test_an_honest_server_is_answered() -> None:
+    """The newest protocol returns the question as a result and calls the tool again with the reply."""
     asked: list[Elicitation] = []
+    replies = [Reply("accept", {"people": 4, "outside": True}), DECLINED, CANCELLED]
 
     async def ask(question: Elicitation) -> Reply:
         asked.append(question)
-        return reply
+        return replies[len(asked) - 1]
 
     async def work(servers: McpServers, called: Use) -> None:
-        outcome = await called("little__book", asking=ask, place="Vienna")
-        assert (outcome.state, outcome.text) == ("done", said)
+        for said in ("Vienna, 4, outside", "decline", "cancel"):
+            outcome = await called("little__book", asking=ask, place="Vienna")
+            assert (outcome.state, outcome.text) == ("done", said)
 
     with_servers(work)
-    assert [(each.server, each.message) for each in asked] == [("little", "A table at Vienna")]
+    assert [(each.server, each.message) for each in asked] == [("little", "A table at Vienna")] * 3
     assert [(each.kind, each.title, each.lowest) for each in asked[0].fields] == [
         ("integer", "How many", 1),
         ("boolean", "Outside", None),

@@ -11,7 +11,7 @@ import pytest
 from notso.web.rendering.markdown import render_markdown
 from notso.web.turns import sse, turn_log
 from notso.web.turns.sse import turn_events
-from notso.web.turns.turn_log import Place, TurnLog
+from notso.web.turns.turn_log import Place, Status, TurnLog
 
 FORGERIES = [
     *(
@@ -93,7 +93,7 @@ def test_waiting_wakes_at_once_or_after_the_time_given() -> None:
         assert not await log.wait(0, 0.01)
         waiter = asyncio.create_task(log.wait(0, 60))
         await asyncio.sleep(0)
-        log.set_phase("prefill", "Reading")
+        log.set_status(Status("prefill", "Reading"))
         assert await asyncio.wait_for(waiter, 30)
         assert await log.wait(0, 0), "the event is there already"
 

@@ -15,6 +15,7 @@ import pytest
 from scripted_engine import ScriptedEngine, say
 
 from notso.smollm3 import Engine
+from notso.web.app import begin_stopping
 from notso.web.chat import submit
 from notso.web.engine.port import Event, Message, ToolCall
 from notso.web.store.protocol import Orphan
@@ -60,6 +61,14 @@ def calculating(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
 @pytest.fixture
 def granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "allowed_in", lambda chat: {CALCULATOR.digest})
+
+
+def test_what_is_not_finished_in_time_is_left_to_the_next_start(start: Start) -> None:
+    server = start(ScriptedEngine(lambda *_: say("word " * 5_000), pace_seconds=0.001), drain_seconds=0.0).ready()
+    asked = server.ask("Go on and on")
+    server.wait(lambda: "word" in server.client.get(f"/chats/{asked.chat_id}").text)
+    server.on_loop(lambda: begin_stopping(server.app.state.parts))
+    assert server.chat.turns.unfinished == 0 and server.stored(asked).active
 
 
 @pytest.mark.usefixtures("granted")

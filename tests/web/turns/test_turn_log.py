@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from notso.web.turns.turn_log import Card, TurnLog
+from notso.web.turns.turn_log import Card, Status, TurnLog
 
 WORDS = ("", "<p>one</p>", "<p>zwei &amp; drei</p>", "<pre>\n</pre>")
 
@@ -23,7 +23,8 @@ def change(log: TurnLog, rng: random.Random) -> None:
         case 3:
             log.ask(rng.choice(("", "card1")))
         case _:
-            log.set_status("thinking", "Thinking", f"{rng.randrange(9)} s", "", {"tokens": rng.randrange(99)})
+            progress = {"tokens": rng.randrange(99)}
+            log.set_status(Status("thinking", "Thinking", f"{rng.randrange(9)} s", progress=progress))
 
 
 def tell(log: TurnLog, copy: TurnLog, after: int) -> bool:

@@ -74,7 +74,8 @@ class EngineMeter:
         texts = {i: tokenizer.token_text(i) for i in self._ids[:AMONG_TOKENS].tolist()}
         words = [i for i, text in texts.items() if text.isascii() and text.isalpha()]
         # With whole words only, every token yields an event immediately; incomplete characters would be held back.
-        self._only_words = dict.fromkeys(words[:WORDS], WORD_BIAS)
+        only_words = dict.fromkeys(words[:WORDS], WORD_BIAS)
+        self._params = partial(SamplingParams, temperature=0.0, logit_bias=only_words)
         self._contexts: dict[int, list[int]] = {}
 
     def measure(self, task: Task) -> list[float]:
@@ -125,7 +126,7 @@ class EngineMeter:
     def _batch(self, sequences: int, tokens: int) -> list[float]:
         # Only the steps of the last sequence to start are timed, while all the others run.
         prompts = [self.random_ids(SHORT_TOKENS) for _ in range(sequences)]
-        params = self.params(tokens + LATE_TOKENS)
+        params = self._params(max_tokens=tokens + LATE_TOKENS)
         # All prompts are submitted between two steps. Otherwise, the first sequence might end before the last starts.
         watches = self._engine._core.call(
             lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
@@ -143,14 +144,11 @@ class EngineMeter:
         return last.steps[:tokens]
 
     def watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
-        watch = GenerationWatch(self._engine.submit(prompt, self.params(tokens)))
+        watch = GenerationWatch(self._engine.submit(prompt, self._params(max_tokens=tokens)))
         watch.finish()
         if len(watch.times) != tokens:
             raise EngineError(f"{tokens} tokens were requested, but {len(watch.times)} were received")
         return watch
-
-    def params(self, tokens: int) -> SamplingParams:
-        return SamplingParams(max_tokens=tokens, temperature=0.0, logit_bias=self._only_words)
 
     def random_ids(self, tokens: int) -> list[int]:
         return [int(i) for i in self._random.choice(self._ids, tokens)]

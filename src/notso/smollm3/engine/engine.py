@@ -289,7 +289,7 @@ class Engine:
             self._clear_cache(digest)
 
         self._core.call(clear)
-        self._inputs.forget_reading(digest)
+        self._inputs.quotes.forget(digest)
 
     def close(self) -> None:
         """Release file and cache; running generations end."""
@@ -567,7 +567,8 @@ class Engine:
         named = asked.conversation is not None
         conversation = conversation_digest(asked.owner, asked.conversation) if named else None
         adapter = self.adapters.of(asked.adapter)
-        self._core.speculative_prefill(salt, adapter, conversation, ids, turn_at)
+        draft = self._core.background.prefix_warmup.draft
+        self._core.post(partial(draft, salt, adapter, conversation, ids, turn_at))
 
     def generate(
         self,

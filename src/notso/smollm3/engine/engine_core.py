@@ -30,7 +30,7 @@ from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import require_process
-from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, CacheSalt, OutOfBlocksError
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError
 from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS, StepLatency
 from notso.smollm3.scheduling.scheduler import FEW_ROWS, TILE_ROWS, PrefillBudget, Scheduler
 from notso.smollm3.scheduling.sequence import MAX_SAMPLED, Chunk, Plan, Sequence
@@ -176,12 +176,6 @@ class EngineCore:
         """Queue a request. Raises EngineError if the engine has ended."""
         request.submitted = time.perf_counter()
         self.post(lambda: self._take(request))
-
-    def speculative_prefill(
-        self, salt: CacheSalt, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
-    ) -> None:
-        """Schedule the prefill of a draft (unsent prompt)."""
-        self.post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
         """Run `work` between steps and return its result. Raises EngineError if the engine has ended, or on the

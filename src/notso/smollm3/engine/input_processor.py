@@ -65,7 +65,7 @@ class InputProcessor:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._grammars = Grammars(tokenizer)
-        self._quotes = Quotes(tokenizer, quote_folder)
+        self.quotes = Quotes(tokenizer, quote_folder)
         self._breakers = SequenceBreakers(tokenizer)
         self._context_tokens = context_tokens
         self._document_tokens = document_tokens
@@ -97,7 +97,7 @@ class InputProcessor:
         is_plain = isinstance(asked, str) or options.is_plain
         room = self.context_of(options) - len(prompt.ids)
         pinned = _pinned(asked, options)
-        options, fields = quoted_fields(options, self._quotes, pinned)
+        options, fields = quoted_fields(options, self.quotes, pinned)
         structured_output = structured_output_for(
             options,
             tokenizer,
@@ -107,7 +107,7 @@ class InputProcessor:
             closing=len(self._prompts.end_of_reasoning),
             fields=fields,
         )
-        structured_output = self._quotes.output(options.sources, structured_output, prompt.started, pinned)
+        structured_output = self.quotes.output(options.sources, structured_output, prompt.started, pinned)
         is_structured = structured_output is not None and structured_output.has_grammar
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_structured and prompt.started)
         _require_end(params, is_structured, tokenizer.vocab_size)
@@ -196,10 +196,6 @@ class InputProcessor:
         prompt = self._fitting_prompt(messages, params, options)
         turn_at = self._prompts.last_turn_at(prompt, messages, options)
         return prompt.ids, turn_at, self.salted(salt, prompt, messages, options)
-
-    def forget_reading(self, reading: bytes) -> None:
-        """Remove the quote indexes of a reading (a pinned prompt prefix)."""
-        self._quotes.forget(reading)
 
     def context_of(self, options: RequestOptions) -> int:
         return self._document_tokens if options.prefix is not None else self._context_tokens

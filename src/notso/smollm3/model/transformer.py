@@ -52,13 +52,14 @@ class SmolLM3:
         self._attention(len(weights.layers) - 1, weights.layers[-1], step, sampled)
         if step.sampled_rows.shape[0]:
             self._feed_forward(len(weights.layers) - 1, weights.layers[-1], sampled)
-            ops.matmul(sampled.x, weights.lm_head, step.logits, norm=self._norm(weights.norm))
+            ops.matmul(sampled.x, weights.lm_head, step.logits, norm=RMSNorm(weights.norm, self.config.rms_norm_eps))
         return True
 
     def _attention(self, index: int, layer: LayerWeights, step: InputBatch, sampled: InputBatch) -> None:
         # x += Wo attention(q, k, v), where q, k, v = W norm(x). Keys and values are stored for all rows; everything
         # else is computed for `sampled` only.
-        dim, norm, ops = self.config.head_dim, self._norm(layer.input_layernorm), self.backend
+        dim, ops = self.config.head_dim, self.backend
+        norm = RMSNorm(layer.input_layernorm, self.config.rms_norm_eps)
         q, k, v = (array.reshape(array.shape[0], array.shape[1] // dim, dim) for array in (sampled.q, step.k, step.v))
         keys_and_values = [(layer.k_proj, step.k), (layer.v_proj, step.v)]
         if sampled is step:
@@ -88,7 +89,7 @@ class SmolLM3:
 
     def _feed_forward(self, index: int, layer: LayerWeights, step: InputBatch) -> None:
         # x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x).
-        norm, ops = self._norm(layer.post_attention_layernorm), self.backend
+        norm, ops = RMSNorm(layer.post_attention_layernorm, self.config.rms_norm_eps), self.backend
         if step.adapted:  # separate operations, bit-identical to the fused one, let adapters apply before silu
             ops.matmul_many(step.x, [(layer.gate_proj, step.gated), (layer.up_proj, step.up)], norm=norm)
             self._adapt(index, step, step.x, {"gate_proj": step.gated, "up_proj": step.up}, norm)
@@ -116,6 +117,3 @@ class SmolLM3:
             self.backend.matmul_many(x[begin:end], products, norm=norm)
             for (pair, out), low in zip(pairs, inner, strict=True):
                 self.backend.matmul_add(low, pair.b, out[begin:end])
-
-    def _norm(self, weight: Array) -> RMSNorm:
-        return RMSNorm(weight, self.config.rms_norm_eps)

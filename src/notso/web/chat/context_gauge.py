@@ -30,7 +30,7 @@ from notso.web.engine.port import (
     dropped_parts,
 )
 from notso.web.engine.running import RunningRequest
-from notso.web.store.protocol import Attachment, NewMessage, StoredMessage, TurnAccepted
+from notso.web.store.protocol import NewMessage, StoredMessage, TurnAccepted
 from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.documents import NO_DOCUMENTS, PromptDocuments
 from notso.web.turns.prompt import SUMMARY_HEADING, prompt_messages
@@ -163,10 +163,6 @@ def speculative_prefill(
     # A draft that cannot be processed causes an error when it is sent, not while it is typed.
     with contextlib.suppress(ModelError):
         engine.speculative_prefill(messages, settings.sampling, documents.options(messages, options))
-
-
-def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessage:
-    return StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)
 
 
 AFTER_SECONDS = 5.0  # delay, so that titles and suggestions are generated first

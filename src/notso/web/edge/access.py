@@ -74,7 +74,7 @@ class Keys(Protocol):
 
     async def by_token(self, token: str) -> Caller | None: ...
 
-    async def by_id(self, key_id: str) -> Caller | None: ...
+    async def found(self, by: str) -> Caller | None: ...
 
 
 class Gate(Protocol):
@@ -230,7 +230,7 @@ class KeyRing:
 
     async def still(self, caller: Caller) -> Caller | None:
         """Return `caller` with the current settings of its key, or None if the key was revoked."""
-        return caller if not caller.key_id or self._keys is None else await self._keys.by_id(caller.key_id)
+        return caller if not caller.key_id or self._keys is None else await self._keys.found(caller.key_id)
 
     async def _continues(self, token: str) -> Caller | None:
         digest, now = _digest(token), self._clock()
@@ -299,7 +299,17 @@ class Mark:
     audit: str = ""
 
     async def __call__(self, request: Request) -> None:
-        await guarded(request)
+        ring: KeyRing = request.app.state.key_ring
+        caller = await ring.caller(request)
+        if caller is None:
+            if _keys_shown(request):
+                request.scope[WRONG_KEY] = True
+            raise NeedsKey
+        request.state.caller = caller
+        if self.operators and not caller.is_operator:
+            raise Problem(403, words["error_operator"])
+        if ring.gate is not None:
+            await ring.gate(request, caller)
 
 
 def operator_only(audit: str = "") -> Any:
@@ -323,7 +333,7 @@ def audience_of(route: Any) -> str:
     for kind in (public, front_ends_only):
         if kind in found:
             return kind.__name__
-    if guarded not in found and not any(isinstance(each, Mark) for each in found):
+    if not any(isinstance(each, Mark) for each in found):
         raise TypeError(f"{route.path} has no access mark: use PUBLIC, GUARDED, operator_only() or FRONT_ENDS_ONLY")
     return "operators" if mark_of(route).operators else "guarded"
 
@@ -336,20 +346,6 @@ def include_marked(app: FastAPI, router: APIRouter) -> None:
     app.router.routes.extend(router.routes)
 
 
-async def guarded(request: Request) -> None:
-    ring: KeyRing = request.app.state.key_ring
-    caller = await ring.caller(request)
-    if caller is None:
-        if _keys_shown(request):
-            request.scope[WRONG_KEY] = True
-        raise NeedsKey
-    request.state.caller = caller
-    if not caller.is_operator and mark_of(request.scope["route"]).operators:
-        raise Problem(403, words["error_operator"])
-    if ring.gate is not None:
-        await ring.gate(request, caller)
-
-
 async def front_ends_only(request: Request) -> None:
     """Require the engine's key, which only front ends (servers that use this engine remotely) have."""
     ring: KeyRing = request.app.state.engine_ring
@@ -359,7 +355,7 @@ async def front_ends_only(request: Request) -> None:
         raise NeedsKey
 
 
-PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(guarded), Depends(front_ends_only)
+PUBLIC, GUARDED, FRONT_ENDS_ONLY = Depends(public), Depends(Mark()), Depends(front_ends_only)
 """Access marks for routes that use neither `operator_only` nor `audited`."""
 
 

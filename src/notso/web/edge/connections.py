@@ -96,12 +96,11 @@ class Door:
             if not self._by_address[address]:
                 del self._by_address[address]
 
-    def waits(self, caller: Caller) -> None:
-        if caller in self._inside:
+    def note(self, caller: Caller, *, waits: bool) -> None:
+        if not waits:
+            self._waiting.pop(caller, None)
+        elif caller in self._inside:
             self._waiting.setdefault(caller)
-
-    def serves(self, caller: Caller) -> None:
-        self._waiting.pop(caller, None)
 
     def open(self, listeners: Sequence[socket.socket], make: Callable[[], asyncio.Protocol]) -> None:
         self._listeners, self._make = listeners, make
@@ -277,7 +276,7 @@ class ClientConnection(H11Protocol):
             self._stop_header_timer()
             # The client has just sent data, so the connection loses its place in the queue of waiting connections. If
             # part of a body is still missing, _note_turn appends the connection again.
-            self._door.serves(self)
+            self._door.note(self, waits=False)
         self._note_turn()
 
     def on_response_complete(self) -> None:
@@ -340,10 +339,7 @@ class ClientConnection(H11Protocol):
 
     def _note_turn(self) -> None:
         # `Door` evicts only connections that wait for their client.
-        if self.flow.write_paused or self._waits_for_headers() or self.cycle.more_body:
-            self._door.waits(self)
-        else:
-            self._door.serves(self)
+        self._door.note(self, waits=self.flow.write_paused or self._waits_for_headers() or self.cycle.more_body)
 
     def _waits_for_headers(self) -> bool:
         # uvicorn creates a `cycle` object for each request and its response once the headers are complete.

@@ -49,8 +49,14 @@ class WorkLine:
 
     async def work(self, work: Callable[[], T]) -> T:
         """Run `work` in the queue's thread. Call while holding `turn`."""
-        # Memory that the work freed is then returned to the system, because the C library would keep it.
-        return await self._queue.work(lambda: _then_give_back(work))
+
+        def run() -> T:
+            try:
+                return work()
+            finally:
+                give_back_freed()  # otherwise, the C library would keep the memory that the work freed
+
+        return await self._queue.work(run)
 
     async def run(self, work: Callable[[], T], size: int, owner: str) -> T:
         """Run `work` on an input of `size` bytes: in the owner's turn if large, otherwise without queuing."""
@@ -62,10 +68,3 @@ class WorkLine:
     def close(self) -> None:
         self._queue.close()
         self._small.shutdown(wait=False, cancel_futures=True)
-
-
-def _then_give_back(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    finally:
-        give_back_freed()

@@ -126,7 +126,7 @@ class EngineHost:
         self._keep_alive_s = keep_alive_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self.submitters = WorkerThreads(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
-        self._when_changed: list[Callable[[], None]] = []
+        self.when_changed: list[Callable[[], None]] = []  # each is called once, at the next change
         # Loads and unloads run one at a time, in the order in which they were requested. If there is not enough memory
         # for an additional model, another model is unloaded first, once its requests have ended.
         self._one_at_a_time = asyncio.Lock()
@@ -222,7 +222,7 @@ class EngineHost:
 
         def look() -> None:
             if served.state == "loading":
-                self.when_changed(look)
+                self.when_changed.append(look)
             elif self.default is old and served.state == "ready":
                 self.switch(served)
             elif self.default is old:
@@ -286,9 +286,6 @@ class EngineHost:
         while self.default.state == "loading" and self.default.info is None:
             await self._change()
 
-    def when_changed(self, callback: Callable[[], None]) -> None:
-        self._when_changed.append(callback)
-
     def close(self) -> None:
         """Start closing all engines, whose requests the caller has stopped. `join` waits for the end."""
         for served in self.models():
@@ -334,8 +331,14 @@ class EngineHost:
                 served.load.when_back(lambda: self._on_loop(lambda: self._back(served)))
         else:
             served.opened(engine)
-            # The callback must not refer to the engine: a reference cycle would delay the release of its memory.
-            engine.when_lost(partial(self._tell_lost, served, served.loads))
+            loads = served.loads
+
+            def lost() -> None:
+                # The engine calls this in its own thread. It must not refer to the engine: a reference cycle would
+                # delay the release of its memory.
+                self._on_loop(lambda: self._lost(served, loads))
+
+            engine.when_lost(lost)
             self._count_down(served)
         self._tell()
 
@@ -384,10 +387,6 @@ class EngineHost:
             served.state = "unloaded"
             self.want(served)
 
-    def _tell_lost(self, served: ServedModel, load: int) -> None:
-        # The engine calls this in its own thread.
-        self._on_loop(lambda: self._lost(served, load))
-
     def _lost(self, served: ServedModel, load: int) -> None:
         # Loading again uses the CPU after a GPU failure, and reconnects to a remote engine. `load` is the value of
         # `loads` for the lost engine, so that a newer engine is not affected.
@@ -415,14 +414,14 @@ class EngineHost:
 
     async def _change(self) -> None:
         changed = asyncio.Event()
-        self.when_changed(changed.set)
+        self.when_changed.append(changed.set)
         await changed.wait()
 
     def _now(self) -> float:
         return self._loop.time() if self._loop is not None else 0.0
 
     def _tell(self) -> None:
-        waiting, self._when_changed = self._when_changed, []
+        waiting, self.when_changed = self.when_changed, []
         for callback in waiting:
             callback()
 

@@ -190,7 +190,7 @@ class RunningRequest:
             self._served = host.take(model)
             if self._served is None:
                 self._waiter = self._loop.create_future()
-                host.when_changed(self._go_on)
+                host.when_changed.append(self._go_on)
                 await self._waiter
         return self._served.engine if self._served is not None else None
 

@@ -41,6 +41,8 @@ class Exchange(Protocol):
     Only the coroutines wait for the network.
     """
 
+    at_gap: list[Callable[[], None]]  # called whenever messages may have been lost
+
     @property
     def is_shared(self) -> bool: ...
 
@@ -53,9 +55,6 @@ class Exchange(Protocol):
 
     def hear(self, kind: str, heard: Heard) -> None:
         """Subscribe `heard` to messages of this kind."""
-
-    def after_a_gap(self, act: Callable[[], None]) -> None:
-        """Call `act` whenever messages may have been lost."""
 
     def publish(self, name: str, log: GrowingLog) -> None:
         """Send the changes of a log until it is finished."""
@@ -92,11 +91,12 @@ class Alone:
     is_shared = False
     is_away = False
 
+    def __init__(self) -> None:
+        self.at_gap: list[Callable[[], None]] = []
+
     def tell(self, kind: str, **body: Any) -> None: ...
 
     def hear(self, kind: str, heard: Heard) -> None: ...
-
-    def after_a_gap(self, act: Callable[[], None]) -> None: ...
 
     def publish(self, name: str, log: GrowingLog) -> None: ...
 

@@ -66,7 +66,7 @@ class TurnRelay:
             exchange.hear("turn", self._do)
             exchange.hear("feed", lambda body: feed.take(*body["announced"]))
             exchange.hear("ended", lambda body: self._look(body["generation"]))
-            exchange.after_a_gap(self._after_a_gap)
+            exchange.at_gap.append(self._after_a_gap)
 
     async def log_of(self, owner: str, message: StoredMessage) -> TurnLog | None:
         """Return a copy of the log of another replica's running turn; None for a single server."""

@@ -2,7 +2,7 @@
 
 One connection sends data, with a single round trip for everything that is waiting. Another connection reads the bus and
 the streams of the logs that this replica copies. While the Valkey server is unreachable, messages wait. When it is
-reachable again, each replica sends its logs as a whole, and calls the functions passed to `after_a_gap`. Therefore, the
+reachable again, each replica sends its logs as a whole, and calls the functions in `at_gap`. Therefore, the
 Valkey server may even lose all its data.
 
 `ValkeyCounters` counts requests per address over all replicas, with the scripts of the `limits` library. While the
@@ -97,7 +97,7 @@ class ValkeyExchange:
         self._heard: dict[str, list[Heard]] = {}
         self._copies: dict[str, list[_Copy]] = {}
         self._claims: dict[str, str] = {}
-        self._at_gap: list[Callable[[], None]] = []
+        self.at_gap: list[Callable[[], None]] = []
         self._at: bytes | None = None
         self._bell_at = b"0-0"
         self._ring = False
@@ -116,9 +116,6 @@ class ValkeyExchange:
 
     def hear(self, kind: str, heard: Heard) -> None:
         self._heard.setdefault(kind, []).append(heard)
-
-    def after_a_gap(self, act: Callable[[], None]) -> None:
-        self._at_gap.append(act)
 
     def publish(self, name: str, log: GrowingLog) -> None:
         self._published[name] = _Published(log, f"notso:log:{name}")
@@ -295,7 +292,7 @@ class ValkeyExchange:
         if self._missed:
             self._missed = False
             self._is_back()
-            for act in self._at_gap:
+            for act in self.at_gap:
                 act()
         for key, entries in found or ():
             self._take(key.decode(), entries)

@@ -72,15 +72,12 @@ class GivenKeys:
 
     async def by_token(self, token: str) -> Caller | None:
         """Return the caller of a valid key. Raises StorageError."""
-        digest = digest_of(token)
-        return await self._found(digest, self._store.key_of(digest))
+        return await self.found(digest_of(token))
 
-    async def by_id(self, key_id: str) -> Caller | None:
-        return await self._found(key_id, self._store.key(key_id))
-
-    async def _found(self, by: bytes | str, asked: Awaitable[ApiKey | None]) -> Caller | None:
+    async def found(self, by: str | bytes) -> Caller | None:
+        """Return the caller with a key of this id or SHA-256, if valid. Raises StorageError."""
         try:
-            caller = _caller(await asked)
+            caller = _caller(await self._store.key(by))
         except StorageError as error:
             _log.warning("keys cannot be looked up: %s", error)
             known, told = self._known.get(by, (None, 0.0))

@@ -86,10 +86,8 @@ class AccessStore(Protocol):
     async def keys(self) -> list[ApiKey]:
         """Return all keys, including revoked ones, sorted by name, then newest first."""
 
-    async def key_of(self, digest: bytes) -> ApiKey | None:
-        """Return the key with this SHA-256, even if revoked."""
-
-    async def key(self, key_id: str) -> ApiKey | None: ...
+    async def key(self, by: str | bytes) -> ApiKey | None:
+        """Return the key with this id or SHA-256, even if revoked."""
 
     async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None: ...
 

@@ -20,6 +20,7 @@ from notso.web.store.records import ApiRecords
 
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
 MessageKind = Literal["turn", "summary"]
+Deletable = Literal["memory", "prompt", "response"]
 ToolState = Literal["waiting", "running", "done", "failed", "denied", "interrupted"]
 Rating = Literal[-1, 0, 1]
 PromptKind = Literal["message", "instructions"]
@@ -530,14 +531,10 @@ class ChatStore(Protocol):
 
     async def save_prompt(self, owner: str, prompt: SavedPrompt) -> None: ...
 
-    async def delete_prompt(self, owner: str, name: str) -> bool: ...
-
     async def memories(self, owner: str) -> list[Memory]: ...
 
     async def save_memory(self, owner: str, memory: Memory) -> bool:
         """Add or replace an entry; return False if MAX_MEMORIES or MAX_MEMORY_CHARACTERS would be exceeded."""
-
-    async def delete_memory(self, owner: str, memory_id: str) -> bool: ...
 
     async def chat_base(self, owner: str, project: str = "") -> ChatBase:
         """Return the defaults of the owner's chats, or of chats in a project."""
@@ -631,7 +628,8 @@ class ChatStore(Protocol):
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None: ...
 
-    async def delete_response(self, owner: str, response_id: str) -> bool: ...
+    async def delete(self, owner: str, kind: Deletable, key: str) -> bool:
+        """Delete an owner's memory or response by id, or prompt by name; return whether it existed."""
 
 
 HIT_BEGINS, HIT_ENDS = "\x02", "\x03"

@@ -124,7 +124,7 @@ async def turn_events(message_id: str, log: TurnLog, after: int | None) -> Async
         yield _named("usage", message_id, number, **log.stats)
     if log.error is not None:
         yield _named("error", message_id, number, message=log.error, retryable=True)
-    yield _named("done", message_id, number, state=log.phase)
+    yield _named("done", message_id, number, state=log.status.phase)
 
 
 def _next_events(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]:
@@ -136,23 +136,24 @@ def _next_events(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Pl
 
 def _written(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]:
     update = log.since(place.number)
-    begins, events = place.phase != update.phase, list[bytes]()
+    status = update.status
+    begins, events = place.phase != status.phase, list[bytes]()
     if begins and place.phase is not None:
         # Send this event before the first words of the new phase, so that the page collapses the reasoning while there
         # is nothing below it that would move. The event has the number of the previous update, because this update is
         # not sent yet.
-        events.append(_named("status", message_id, place.number, state=update.phase, label=update.label))
-    news = announcement_html(update.phase, log.words) if begins else ""
+        events.append(_named("status", message_id, place.number, state=status.phase, label=status.label))
+    news = announcement_html(status.phase, log.words) if begins else ""
     if place.number != update.number or place.phase is None:
         events.append(format_sse_event(data_str=update_html(message_id, update) + news, id=str(update.number)))
     if place.phase is None:
-        events.append(_named("status", message_id, update.number, state=update.phase, label=update.label))
+        events.append(_named("status", message_id, update.number, state=status.phase, label=status.label))
     if place.asking != update.asking and (place.asking is not None or log.cards):
         events.append(_named("tool", message_id, update.number, call=update.asking))
-    progress = tuple(update.progress.items()) or place.progress
+    progress = tuple(status.progress.items()) or place.progress
     if progress != place.progress:
-        events.append(_named("progress", message_id, update.number, phase=update.phase, **update.progress))
-    return b"".join(events), Place(update.number, update.phase, update.asking, progress)
+        events.append(_named("progress", message_id, update.number, phase=status.phase, **status.progress))
+    return b"".join(events), Place(update.number, status.phase, update.asking, progress)
 
 
 async def feed_events(
@@ -229,12 +230,13 @@ def update_html(message_id: str, update: Update) -> str:
     for card_id, card in update.cards.items():
         parts.append(_partial(f"#call-{card_id}-state", "innerHTML", card.state))
         parts.append(_partial(f"#call-{card_id}-result", "innerHTML", card.result))
+    status = update.status
     parts.append(
-        _partial("#status-label", "innerHTML", f'<span data-phase="{update.phase}">{escape(update.label)}</span>')
+        _partial("#status-label", "innerHTML", f'<span data-phase="{status.phase}">{escape(status.label)}</span>')
     )
-    if update.reasoning_label:
-        parts.append(_partial(f"#msg-{message_id}-reasoning-label", "textContent", escape(update.reasoning_label)))
-    parts.append(_partial(f"#msg-{message_id}-progress", "textContent", escape(update.detail)))
+    if status.reasoning_label:
+        parts.append(_partial(f"#msg-{message_id}-reasoning-label", "textContent", escape(status.reasoning_label)))
+    parts.append(_partial(f"#msg-{message_id}-progress", "textContent", escape(status.detail)))
     return "".join(parts)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from notso.web.engine.port import Event, Progress
 from notso.web.store.protocol import StoredMessage
-from notso.web.turns.turn_log import Stat
+from notso.web.turns.turn_log import Stat, Status
 from notso.web.values.wording import number, rate_of, words
 
 
@@ -86,15 +85,6 @@ def stats_of(message: StoredMessage) -> TurnStats:
 
 
 WORTH_SAYING_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    phase: str
-    label: str
-    reasoning_label: str
-    detail: str
-    progress: Mapping[str, Stat]
 
 
 class StatusLine:

@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from itertools import groupby, zip_longest
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
 from notso.web.engine.port import EngineLostError, Event, FinishReason, InvalidRequestError, Request, Usage
 from notso.web.engine.running import Ask, Prepared, RunningRequest, RunningRequests, asks
@@ -24,14 +25,13 @@ from notso.web.turns.prompt import next_request, parts_of
 from notso.web.turns.status_line import StatusLine, TurnStats
 from notso.web.turns.tool_calls import MAX_ROUNDS, ToolCalls
 from notso.web.turns.turn import Turn
-from notso.web.turns.turn_log import CHANNELS, Card, ChannelName
+from notso.web.turns.turn_log import CHANNELS, Card, ChannelName, Status
 from notso.web.values.errors import NotsoError, StorageError
 from notso.web.values.fair_queue import FairQueue
 from notso.web.values.wording import translated, words
 
 logger = logging.getLogger("notso.web.turns")
 
-T = TypeVar("T")
 Segment: TypeAlias = tuple[ChannelName, str] | ToolUse
 """Unit of rendering: text of a channel, or a tool call."""
 
@@ -233,7 +233,7 @@ class TurnConsumer:
             shown = markdown.feed(rest)
             return shown.closed + shown.tail
 
-        self.turn.log.write(channel, "", await self._off_loop(render))
+        self.turn.log.write(channel, "", await self._renderer.run(self._owner, render))
 
     def _keep_shown(self) -> None:
         # If the engine ended before it had replayed the partial answer, keep that answer.
@@ -269,7 +269,8 @@ class TurnConsumer:
             self.running.answer_now()
         self._ended = False
         if not self._requests.host.model(request.model).takes_requests:
-            self.turn.log.set_phase("loading", words["phase_loading"])
+            loading = replace(self.turn.log.status, phase="loading", label=words["phase_loading"])
+            self.turn.log.set_status(loading)
         self._listening = asyncio.create_task(self._listen(self.running, asks(request, prepared), request.model))
 
     async def _listen(self, running: RunningRequest, ask: Ask, model: str | None) -> None:
@@ -335,12 +336,11 @@ class TurnConsumer:
     async def _show_call(self, use: ToolUse, waits_for: str) -> None:
         # Save the call before asking for permission or running the tool, and only then show it.
         await self._save_partial()
-        self.turn.log.put_card(use.id, await self._off_loop(lambda: self._card(use)))
+        await self._put_card(use)
         if not self.turn.cancelled and not use.is_final:
             phase = "tool" if not waits_for else "asking" if use.state == "waiting" else "question"
-            self.turn.log.set_status(
-                phase, words[f"phase_{phase}"].format(name=use.name), self.turn.log.reasoning_label, "", {}
-            )
+            label = words[f"phase_{phase}"].format(name=use.name)
+            self.turn.log.set_status(Status(phase, label, self.turn.log.status.reasoning_label))
         self.turn.log.ask(waits_for)
 
     def _add(self, channel: ChannelName, text: str) -> None:
@@ -365,8 +365,7 @@ class TurnConsumer:
 
     def _tell(self) -> None:
         if not self.turn.cancelled:
-            status = self._status_line.status(time.monotonic())
-            self.turn.log.set_status(status.phase, status.label, status.reasoning_label, status.detail, status.progress)
+            self.turn.log.set_status(self._status_line.status(time.monotonic()))
 
     async def _render_more(self) -> None:
         segments, self._unrendered = self._unrendered, []
@@ -374,13 +373,13 @@ class TurnConsumer:
             if isinstance(segment, ToolUse):
                 await self._render("answer", StreamingMarkdown.finish)
                 self._markdown["answer"] = StreamingMarkdown(self._budget)
-                self.turn.log.put_card(segment.id, await self._off_loop(lambda use=segment: self._card(use)))  # type: ignore[misc]
+                await self._put_card(segment)
             else:
                 channel, text = segment
                 await self._render(channel, lambda md, text=text: md.feed(text))  # type: ignore[misc]
 
     async def _render(self, channel: ChannelName, step: Callable[[StreamingMarkdown], Rendered]) -> None:
-        rendered = await self._off_loop(lambda: step(self._markdown[channel]))
+        rendered = await self._renderer.run(self._owner, lambda: step(self._markdown[channel]))
         self.turn.log.write(channel, rendered.closed, rendered.tail)
 
     @property
@@ -391,8 +390,8 @@ class TurnConsumer:
     def _owner(self) -> str:
         return self.turn.request.options.owner
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await self._renderer.run(self._owner, work)
+    async def _put_card(self, use: ToolUse) -> None:
+        self.turn.log.put_card(use.id, await self._renderer.run(self._owner, partial(self._card, use)))
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -417,7 +416,7 @@ class TurnConsumer:
         trace = self._trace
         is_left = state == "interrupted" and self.turn.is_left and self.turn.trace is not None
         for use in [] if is_left else self.calls.abandon():
-            log.put_card(use.id, await self._off_loop(lambda use=use: self._card(use)))  # type: ignore[misc]
+            await self._put_card(use)
         self._note = note
         message = replace(
             self._message(state),

@@ -47,17 +47,22 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
+class Status:
+    phase: str
+    label: str = ""  # in the status badge
+    reasoning_label: str = ""  # above the reasoning
+    detail: str = ""  # next to the moving dots
+    progress: Mapping[str, Stat] = field(default_factory=dict)  # the figures in `detail`, as numbers
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     number: int  # to resume from
     snapshot: bool  # replaces all of the reader's state
     channels: dict[ChannelName, ChannelUpdate]
     cards: Mapping[str, Card]  # changed cards that the reader already has
     asking: str  # id of the pending permission or question
-    phase: str
-    label: str  # in the status badge
-    reasoning_label: str  # above the reasoning
-    detail: str  # next to the moving dots
-    progress: Mapping[str, Stat]  # the figures in `detail`, as numbers
+    status: Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +92,7 @@ class TurnLog:
         self.number = number
         self._from = number  # readers below this number get a snapshot
         self.finished = False
-        self.phase = "queued"
-        self.label = ""
-        self.reasoning_label = ""
-        self.detail = ""
-        self.progress: Mapping[str, Stat] = {}
+        self.status = Status("queued")
         self.stats: Mapping[str, Stat] = {}
         self.error: str | None = None
         self.words = 0
@@ -147,16 +148,10 @@ class TurnLog:
         self.number += 1
         self._wake()
 
-    def set_phase(self, phase: str, label: str) -> None:
-        self.set_status(phase, label, self.reasoning_label, self.detail, self.progress)
-
-    def set_status(
-        self, phase: str, label: str, reasoning_label: str, detail: str, progress: Mapping[str, Stat]
-    ) -> None:
-        new = (phase, label, reasoning_label, detail, progress)
-        if new != (self.phase, self.label, self.reasoning_label, self.detail, self.progress):
-            moved = phase != self.phase
-            self.phase, self.label, self.reasoning_label, self.detail, self.progress = new
+    def set_status(self, status: Status) -> None:
+        if status != self.status:
+            moved = status.phase != self.status.phase
+            self.status = status
             self.number += 1
             self._wake()
             if moved and self.at_phase is not None:
@@ -164,7 +159,7 @@ class TurnLog:
 
     def finish(self, phase: str, label: str, error: str | None = None, stats: Mapping[str, Stat] | None = None) -> None:
         """Close the log with a one-line error or statistics."""
-        self.set_status(phase, label, self.reasoning_label, "", {})
+        self.set_status(Status(phase, label, self.status.reasoning_label))
         self.error = error
         self.stats = stats or {}
         self.finished = True
@@ -206,8 +201,7 @@ class TurnLog:
         changed = {
             name: self.cards[name] for name, at in self._card_numbers.items() if at > start and name not in fresh
         }
-        said = (self.phase, self.label, self.reasoning_label, self.detail, self.progress)
-        return Update(self.number, snapshot, channels, changed, self.asking, *said)
+        return Update(self.number, snapshot, channels, changed, self.asking, self.status)
 
     def changes(self, after: int) -> dict[str, Any]:
         """Return the changes after number `after` (-1: all) as JSON values, for `take` in a copy of the log."""
@@ -222,7 +216,7 @@ class TurnLog:
                 if channel.tail_number > after
             },
             "cards": {name: [at, asdict(self.cards[name])] for name, at in self._card_numbers.items() if at > after},
-            "said": [self.phase, self.label, self.reasoning_label, self.detail, dict(self.progress)],
+            "said": list(asdict(self.status).values()),
             "asking": self.asking,
             "ended": [self.error, dict(self.stats), self.words] if self.finished else None,
         }
@@ -243,7 +237,7 @@ class TurnLog:
             channel.tail_number, channel.tail = changes["tails"].get(name, (channel.tail_number, channel.tail))
         for name, (at, card) in changes["cards"].items():
             self.cards[name], self._card_numbers[name] = Card(**card), at
-        self.phase, self.label, self.reasoning_label, self.detail, self.progress = changes["said"]
+        self.status = Status(*changes["said"])
         self.asking = changes["asking"]
         if changes["ended"] is not None:
             self.error, self.stats, self.words = changes["ended"]

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from notso.web.engine.port import FinishReason, Usage
@@ -100,11 +101,11 @@ class Turns:
         )
         self._consumers[turn.id] = consumer
         turn.log.at_phase = lambda: self._mark(turn)
-        self._marks[turn.message.chat_id] = mark_of(turn.log.phase)
+        self._marks[turn.message.chat_id] = mark_of(turn.log.status.phase)
         if not consumer.calls.open:
             phase = "queued" if self._requests.host.model(turn.request.model).takes_requests else "loading"
             # Set the phase now, because a long step of the engine may delay its first event.
-            turn.log.set_phase(phase, words[f"phase_{phase}"])
+            turn.log.set_status(replace(turn.log.status, phase=phase, label=words[f"phase_{phase}"]))
         if self.closing.is_set():
             self._leave(consumer)
         task = asyncio.create_task(self._follow(consumer))
@@ -116,7 +117,7 @@ class Turns:
         return self._marks
 
     def _mark(self, turn: Turn) -> None:
-        chat_id, mark = turn.message.chat_id, mark_of(turn.log.phase)
+        chat_id, mark = turn.message.chat_id, mark_of(turn.log.status.phase)
         if self._marks.get(chat_id, mark) != mark:
             self._marks[chat_id] = mark
             for tell in self.at_mark:
@@ -161,7 +162,7 @@ class Turns:
         turn = consumer.turn
         turn.interrupted = turn.interrupted or interrupted
         turn.cancelled = True
-        turn.log.set_phase("stopping", words["phase_stopping"])
+        turn.log.set_status(replace(turn.log.status, phase="stopping", label=words["phase_stopping"]))
         consumer.stop()
         return True
 

@@ -29,8 +29,8 @@ def json_steps(value: Any, *, allow_nan: bool = False) -> Iterator[str]:
     return _steps(value, _encode_any_number if allow_nan else _encode, MAX_DESCENT)
 
 
-def json_bytes(value: Any, *, allow_nan: bool = False) -> bytes:
-    return "".join(json_steps(value, allow_nan=allow_nan)).encode()
+def json_bytes(content: Any, *, allow_nan: bool = False) -> bytes:
+    return "".join(json_steps(content, allow_nan=allow_nan)).encode()
 
 
 def _steps(value: Any, encode: Encode, descent: int) -> Iterator[str]:

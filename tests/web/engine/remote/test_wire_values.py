@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from long_tests import is_long
 
 import notso.smollm3 as model
 from notso.smollm3 import (
@@ -208,7 +209,7 @@ def crossed(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 if is_long("server") else 12, deadline=None)
 @given(data=st.data())
 def test_each_value_comes_back_equal(kind: type, data: st.DataObject) -> None:
     value = data.draw(STRATEGIES[kind])

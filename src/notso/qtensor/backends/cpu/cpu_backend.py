@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from notso.qtensor.backends.cpu import kernel_choice, ops
-from notso.qtensor.backends.cpu.huge_pages import HugePageArena, KeyValuePool, key_value_pools
+from notso.qtensor.backends.cpu.huge_pages import HugePageArena
 from notso.qtensor.backends.protocol import Array, Host, Numbers
-from notso.qtensor.formats import KVFormat
 from notso.qtensor.tensor import QTensor
-from notso.system.memory import MemoryLimit, available_memory, have_huge_pages
+from notso.system.memory import available_memory, have_huge_pages
 
 
 class CPU:
@@ -36,8 +33,7 @@ class CPU:
 
     # Memory
 
-    def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
-        return available_memory(mapped_bytes=mapped_bytes)
+    memory = staticmethod(available_memory)
 
     def weight_bytes(self, tensor: QTensor) -> int:
         return tensor.nbytes
@@ -64,18 +60,7 @@ class CPU:
     def weight_arena(self, size_bytes: int, count: int, *, is_asked: bool) -> HugePageArena:
         return HugePageArena(size_bytes, count, packs=is_asked or kernel_choice.packs_by_default())
 
-    def key_value_pools(
-        self,
-        layers: int,
-        blocks: int,
-        kv_heads: int,
-        head_dim: int,
-        format: KVFormat,
-        *,
-        large_pages: bool = True,
-    ) -> Sequence[KeyValuePool]:
-        return key_value_pools(layers, blocks, kv_heads, head_dim, format, large_pages=large_pages)
-
+    key_value_pools = staticmethod(ops.key_value_pools)
     program = ops.Program
 
     # Operations

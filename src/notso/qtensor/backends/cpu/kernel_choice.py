@@ -118,8 +118,7 @@ def configure(thread_count: int | None = None) -> None:
     set_threads(usable_cores() if thread_count is None else thread_count)
 
 
-def end_on_bus_errors(exit_code: int, line: str) -> None:
-    """If a mapped file is truncated or becomes unreadable, print `line` (at most 255 bytes) to stderr and exit."""
-    # Otherwise, the system would kill the process silently. The handler affects the whole process, so libraries should
-    # not install it.
-    native.end_on_bus_errors(exit_code, line)
+end_on_bus_errors = native.end_on_bus_errors
+"""If a mapped file is truncated or becomes unreadable, print `line` (at most 255 bytes) to stderr and exit."""
+# Otherwise, the system would kill the process silently. The handler affects the whole process, so libraries should not
+# install it.

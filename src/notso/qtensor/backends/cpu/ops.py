@@ -105,7 +105,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     if x.shape[1] == 0:
         raise OperandError("rms_norm needs at least one value")
     _apart("out", out, weight)
-    _in_place_or_apart("out", out, x)
+    _apart("out", out, x, or_same=True)
     _native(native.rms_norm, x, weight, float(eps), out)
 
 
@@ -323,16 +323,14 @@ def _three(a_name: str, a: Floats, b_name: str, b: Floats, out: Floats) -> None:
     _array("out", out, np.float32, 2, writeable=True)
     _same(b_name, b.shape, a.shape)
     _same("out", out.shape, a.shape)
-    _in_place_or_apart("out", out, a, b)
+    _apart("out", out, a, b, or_same=True)
 
 
-def _apart(name: str, written: Any, *others: Any) -> None:
-    if any(np.may_share_memory(written, other) for other in others):
-        raise OperandError(f"{name} overlaps another operand")
-
-
-def _in_place_or_apart(name: str, written: Any, *others: Any) -> None:
-    _apart(name, written, *(other for other in others if other.ctypes.data != written.ctypes.data))
+def _apart(name: str, written: Any, *others: Any, or_same: bool = False) -> None:
+    # or_same: the operation also works in place.
+    for other in others:
+        if np.may_share_memory(written, other) and not (or_same and other.ctypes.data == written.ctypes.data):
+            raise OperandError(f"{name} overlaps another operand")
 
 
 def _places(rows: int, positions: Integers, sequences: Integers, tables: Integers) -> None:

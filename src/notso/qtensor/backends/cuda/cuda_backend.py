@@ -94,8 +94,7 @@ class CUDA:
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
         return MemoryLimit(f"cuda:{self.device.number}", self.device.free_bytes())
 
-    def weight_bytes(self, tensor: QTensor) -> int:
-        return weight_bytes(tensor)
+    weight_bytes = staticmethod(weight_bytes)
 
     def empty(self, rows: int, columns: int) -> DeviceArray:
         if rows < 0 or columns < 1:
@@ -184,27 +183,23 @@ class CUDA:
             self._do(("gather", ids.key, x.shape[0]), check, lambda _: ask(native.gather_rows, *at), x, out)
 
     def matmul(self, x: DeviceArray, weight: DeviceWeight, out: DeviceArray, *, norm: RMSNorm | None = None) -> None:
-        self._matmul(x, [(weight, out)], norm, _PLAIN)
-
-    def matmul_many(
-        self, x: DeviceArray, products: Sequence[tuple[DeviceWeight, DeviceArray]], *, norm: RMSNorm | None = None
-    ) -> None:
-        self._matmul(x, products, norm, _PLAIN)
+        self.matmul_many(x, [(weight, out)], norm=norm)
 
     def matmul_add(self, x: DeviceArray, weight: DeviceWeight, out: DeviceArray) -> None:
-        self._matmul(x, [(weight, out)], None, _ADD)
+        self.matmul_many(x, [(weight, out)], join=_ADD)
 
     def matmul_gated(
         self, x: DeviceArray, gate: DeviceWeight, up: DeviceWeight, out: DeviceArray, *, norm: RMSNorm | None = None
     ) -> None:
-        self._matmul(x, [(gate, out), (up, out)], norm, _GATED)
+        self.matmul_many(x, [(gate, out), (up, out)], norm=norm, join=_GATED)
 
-    def _matmul(
+    def matmul_many(
         self,
         x: DeviceArray,
         products: Sequence[tuple[DeviceWeight, DeviceArray]],
-        norm: RMSNorm | None,
-        join: int,
+        *,
+        norm: RMSNorm | None = None,
+        join: int = _PLAIN,
     ) -> None:
         if len(x.shape) != 2 or not products or not x.size:
             raise OperandError("matmul needs at least one weight and one row")

@@ -153,13 +153,8 @@ class _Automaton:
         # The formula of a position: `node`, then `rest` (None: the end of the pattern).
         return self._id(("place", node, rest))
 
-    def _both(self, parts: Iterable[int]) -> int:
-        return self._joined("and", parts, _TRUE, _FALSE)
-
-    def _either(self, parts: Iterable[int]) -> int:
-        return self._joined("or", parts, _FALSE, _TRUE)
-
-    def _joined(self, kind: str, parts: Iterable[int], neutral: int, absorbing: int) -> int:
+    def _joined(self, kind: str, parts: Iterable[int]) -> int:
+        other, neutral, absorbing = ("or", _TRUE, _FALSE) if kind == "and" else ("and", _FALSE, _TRUE)
         flat: set[int] = set()
         for part in parts:
             formula = self._formulas[part]
@@ -171,7 +166,6 @@ class _Automaton:
                 flat.add(part)
         if any(self._ids.get(("not", part)) in flat for part in flat):
             return absorbing
-        other = "or" if kind == "and" else "and"
         kept = [part for part in flat if not (self._formulas[part][0] == other and flat & self._formulas[part][1])]  # type: ignore[operator]
         if not kept:
             return neutral
@@ -208,10 +202,8 @@ class _Automaton:
 
     def _map_parts(self, formula: int, change: Callable[[int], int]) -> int:
         kind = self._formulas[formula][0]
-        if kind == "and":
-            return self._both([self._map(each, change) for each in self._formulas[formula][1]])  # type: ignore[attr-defined]
-        if kind == "or":
-            return self._either([self._map(each, change) for each in self._formulas[formula][1]])  # type: ignore[attr-defined]
+        if kind in ("and", "or"):
+            return self._joined(kind, [self._map(each, change) for each in self._formulas[formula][1]])  # type: ignore[attr-defined]
         if kind == "not":
             return self._negated(self._map(self._formulas[formula][1], change))  # type: ignore[arg-type]
         return change(formula)
@@ -239,19 +231,19 @@ class _Automaton:
                     rest = self._place(part, rest)  # type: ignore[arg-type]
                 return then(rest)  # type: ignore[arg-type]
             case Choice(options):
-                return self._either([then(self._place(option, rest)) for option in options])  # type: ignore[arg-type]
+                return self._joined("or", [then(self._place(option, rest)) for option in options])  # type: ignore[arg-type]
             case Repeat(body, least, most):
                 if most == 0:
                     return then(rest)  # type: ignore[arg-type]
                 again = Repeat(body, max(least - 1, 0), None if most is None else most - 1)
                 once = then(self._place(body, self._place(again, rest)), entered | {place})  # type: ignore[arg-type]
-                return once if least else self._either([once, then(rest)])  # type: ignore[arg-type]
+                return once if least else self._joined("or", [once, then(rest)])  # type: ignore[arg-type]
             case Look(body, is_negated):
                 anything = self._place(Repeat(Chars(((0, LAST),)), 0, None), None)
                 found = then(self._place(body, anything))
-                return self._both([self._negated(found) if is_negated else found, then(rest)])  # type: ignore[arg-type]
+                return self._joined("and", [self._negated(found) if is_negated else found, then(rest)])  # type: ignore[arg-type]
             case Assertion(kind):
-                return self._both([self._asserted(kind, behind), then(rest)])  # type: ignore[arg-type]
+                return self._joined("and", [self._asserted(kind, behind), then(rest)])  # type: ignore[arg-type]
         raise AssertionError(node)
 
     def _asserted(self, kind: str, behind: int) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -245,7 +246,7 @@ class SchemaRewriter:
 
     def __init__(self, document: dict[str, Any], param: str) -> None:
         self._document = document
-        self._param = param
+        self._refusal = partial(InvalidRequestError, param=param)
         self._is_old = is_old_draft(document)
         self._references = References(document, param)
         self._names: dict[int, str] = {}
@@ -637,9 +638,6 @@ class SchemaRewriter:
         self._steps += steps
         if self._steps > MAX_STEPS:
             raise self._refusal("the schema takes too long to be enforced: it has too many combinations")
-
-    def _refusal(self, why: str) -> InvalidRequestError:
-        return InvalidRequestError(why, param=self._param)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -302,7 +302,7 @@ class FrontEnds:
     def _watch(self) -> None:
         if not self._watching:  # otherwise, an earlier session has registered the callback
             self._watching = True
-            self.services.shared.engine.when_changed(self._changed)
+            self.services.shared.engine.when_changed.append(self._changed)
 
 
 logger = logging.getLogger("notso.web.api")

@@ -322,6 +322,7 @@ WITHIN_CHAT: Notes = OPTION_NOTES | {
 class OllamaRequest(ApiRequest):
     only_loads: bool = False  # load the model without answering
     gives_context: bool = False  # return the conversation as `context`
+    is_chat: bool = True  # answer as /api/chat does, not as /api/generate does
     given_name: str | None = None  # model name as the client spells it
 
 
@@ -449,6 +450,7 @@ def _request(
         stream=fields.stream is not False,
         only_loads=not prompt,
         given_name=fields.model,
+        is_chat=isinstance(fields, OllamaChatFields),
         keep_alive_s=_seconds(fields.keep_alive),
         hints=hints_of(fields, body),
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -44,15 +44,13 @@ from notso.web.engine.model_names import LATEST, model_id, names_of, other_model
 from notso.web.engine.models import Installed
 from notso.web.values.wording import words
 
-Kind = Literal["chat", "generate"]
 NANOSECONDS = 1_000_000  # per millisecond
 MEDIA_TYPE = "application/x-ndjson"
 
 
 class OllamaSerializer:
-    def __init__(self, asked: OllamaRequest, kind: Kind, model: str) -> None:
+    def __init__(self, asked: OllamaRequest, model: str) -> None:
         self._asked = asked
-        self._kind = kind
         self._model = model
         self._created = timestamp(datetime.now(UTC))
         self._choice = new_choice(logprobs=asked.options.top_logprobs is not None)
@@ -61,7 +59,7 @@ class OllamaSerializer:
         self.ping = self._line(self._piece())  # an empty piece, because JSON lines have no comments
 
     def again(self) -> OllamaSerializer:
-        again = OllamaSerializer(self._asked, self._kind, self._model)
+        again = OllamaSerializer(self._asked, self._model)
         again.id, again._created, again.ping = self.id, self._created, self.ping
         return again
 
@@ -105,10 +103,10 @@ class OllamaSerializer:
 
     def _piece(self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         beside = ({"thinking": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
-        if self._kind == "generate":
-            said: dict[str, Any] = {"response": text, **beside}
+        if self._asked.is_chat:
+            said: dict[str, Any] = {"message": {"role": "assistant", "content": text, **beside}}
         else:
-            said = {"message": {"role": "assistant", "content": text, **beside}}
+            said = {"response": text, **beside}
         return {"model": self._model, "created_at": self._created, **said, "done": False}
 
     def _end(self) -> dict[str, Any]:
@@ -341,27 +339,26 @@ router = APIRouter()
 @router.post("/api/chat", dependencies=[GUARDED])
 async def chat(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation, in Ollama's format. Disconnecting stops the answer."""
-    return await _answer(request, services, owner, "chat", parse_chat)
+    asked = await _read(request, parse_chat)
+    return await _answer(request, services, owner, asked)
 
 
 @router.post("/api/generate", dependencies=[GUARDED])
 async def generate(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a prompt, in Ollama's format. Disconnecting stops the answer."""
-    return await _answer(request, services, owner, "generate", parse_generate)
+    asked = await _read(request, parse_generate)
+    return await _answer(request, services, owner, asked)
 
 
-async def _answer(
-    request: Request,
-    services: ApiServices,
-    owner: str,
-    kind: Kind,
-    parse: Callable[[Mapping[str, Any]], OllamaRequest],
-) -> Response:
+async def _read(request: Request, parse: Callable[[Mapping[str, Any]], OllamaRequest]) -> OllamaRequest:
     if CONVERSATION in request.headers:
         raise unsupported(
             CONVERSATION, "X-Conversation-Id is not supported here, because JSON lines have no event numbers"
         )
-    asked = await read_body(request, parse, of_any_type=True)
+    return await read_body(request, parse, of_any_type=True)
+
+
+async def _answer(request: Request, services: ApiServices, owner: str, asked: OllamaRequest) -> Response:
     host = services.shared.engine
     asked = replace(asked, model=plain_name(asked.given_name, host.default.info))
     # Other users share the model, so only operators control how long it stays loaded.
@@ -375,18 +372,18 @@ async def _answer(
         if asked.keep_alive_s == 0:  # unload: must not load the model first
             host.keep(served, 0)
             name = asked.given_name or served.name
-            return JSONResponse(OllamaSerializer(asked, kind, name).unloaded(), headers=ignored_headers(asked))
+            return JSONResponse(OllamaSerializer(asked, name).unloaded(), headers=ignored_headers(asked))
         async with serving(services, asked.model) as model:
             if asked.keep_alive_s is not None:
                 host.keep(served, asked.keep_alive_s)
             name = asked.given_name or listed_name(model.info)
-            return JSONResponse(OllamaSerializer(asked, kind, name).loaded(), headers=ignored_headers(asked))
+            return JSONResponse(OllamaSerializer(asked, name).loaded(), headers=ignored_headers(asked))
     response = await respond(
         request,
         services,
         owner,
         asked,
-        lambda info: OllamaSerializer(asked, kind, asked.given_name or listed_name(info)),
+        lambda info: OllamaSerializer(asked, asked.given_name or listed_name(info)),
     )
     if asked.stream:
         response.headers["content-type"] = MEDIA_TYPE

@@ -253,8 +253,7 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, code, message, param=param)
 
 
-def unsupported(param: str, message: str) -> ApiError:
-    return ApiError(400, "unsupported_parameter", message, param=param)
+unsupported = partial(invalid, code="unsupported_parameter")
 
 
 def check_depth(param: str, schema: object) -> None:

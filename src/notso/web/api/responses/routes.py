@@ -132,7 +132,7 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
         await asyncio.shield(running.following)
         services.resumable_streams.forget(owner, response_id)
     await services.shared.store.records.end_open_response(owner, response_id)
-    await services.shared.store.delete_response(owner, response_id)
+    await services.shared.store.delete(owner, "response", response_id)
     await services.shared.engine.clear_cache(owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 

@@ -13,7 +13,6 @@ The schemas of responses are written in a short notation:
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Iterator
 from functools import cache
 from html import escape
@@ -445,7 +444,7 @@ def _routes(app: FastAPI) -> Iterator[tuple[str, str, APIRoute]]:
 
 
 def _operation(method: str, path: str, route: APIRoute, body: str | None) -> dict[str, Any]:
-    said = inspect.getdoc(route.endpoint) or ""
+    said = route.description
     is_public = any(each.dependency is public for each in route.dependencies)
     shape = "OllamaError" if path.startswith(OLLAMA_PREFIX) else "Error"
     error = {"description": "The error", "content": {"application/json": {"schema": {"$ref": SCHEMAS + shape}}}}

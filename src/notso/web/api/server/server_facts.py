@@ -79,6 +79,9 @@ def _info(services: Services) -> ModelInfo:
 health_router = APIRouter()
 
 
+@health_router.api_route(
+    "/ping", methods=["GET", "POST"], dependencies=[PUBLIC], description="Alias of /health, as in SageMaker and vLLM."
+)
 @health_router.get("/health", dependencies=[PUBLIC])
 @health_router.head("/health", dependencies=[PUBLIC])
 @health_router.get("/v1/health", dependencies=[PUBLIC])
@@ -104,13 +107,6 @@ async def health(services: Services) -> JSONResponse:
 async def livez() -> JSONResponse:
     """Return 200 without checking the model or database."""
     return JSONResponse({"status": "alive"})
-
-
-@health_router.get("/ping", dependencies=[PUBLIC])
-@health_router.post("/ping", dependencies=[PUBLIC])
-async def ping(services: Services) -> JSONResponse:
-    """Alias of /health, as in SageMaker and vLLM."""
-    return await health(services)
 
 
 @router.get("/version", dependencies=[GUARDED])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,7 @@ class ReceiptSerializer:
 
     def __init__(self, inner: Serializer, engine: ChatEngine, submissions: Sequence[Submission], form: str) -> None:
         self.id, self.ping = inner.id, inner.ping
+        self.initial_events, self.failure = inner.initial_events, inner.failure
         self.inner = inner
         self._engine = engine
         self._submissions = submissions
@@ -59,9 +60,6 @@ class ReceiptSerializer:
 
     def again(self) -> ReceiptSerializer:
         return ReceiptSerializer(self.inner.again(), self._engine, self._submissions, self._form)
-
-    def initial_events(self) -> Iterable[bytes]:
-        return self.inner.initial_events()
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
         if event.kind in ("started", "tokens"):
@@ -88,9 +86,6 @@ class ReceiptSerializer:
         for at, frame in enumerate(frames):
             head, told = (_split(frame) if at == last else None) or (b"", {})
             yield head + as_json(told | {FIELD: self._receipts}).encode() + _tail(frame) if told else frame
-
-    def failure(self, error: ApiError) -> bytes:
-        return self.inner.failure(error)
 
     def body(self) -> Any:
         body = self.inner.body()

@@ -47,8 +47,7 @@ class Serializer(Protocol):
 class LargeJSONResponse(JSONResponse):
     """JSON response of any size. Construct it in a thread, because encoding takes long."""
 
-    def render(self, content: Any) -> bytes:
-        return json_bytes(content)
+    render = staticmethod(json_bytes)
 
 
 WHOLE_KINDS = ("prompt", "tool_call", "end")

@@ -294,15 +294,19 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
 
 
 @router.post("/chats/{chat_id}/clear", dependencies=[GUARDED])
-async def clear(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Delete a chat's messages but keep its settings."""
-    return await _empty(request, services, owner, chat_id, reset=False)
-
-
 @router.post("/chats/{chat_id}/reset", dependencies=[GUARDED])
-async def reset(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """Delete a chat's messages and reset its settings."""
-    return await _empty(request, services, owner, chat_id, reset=True)
+async def clear(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+    """Delete a chat's messages; /reset also resets its settings."""
+    chat = await find_chat(services, owner, chat_id)
+    await read_form(request)
+    services.turns.stop_chat(owner, chat.id)
+    reset = request.url.path.endswith("/reset")
+    trash_id = await services.shared.store.trash_messages(owner, chat.id, reset=reset)
+    if trash_id is None:
+        raise Problem(404, words["error_unknown_chat"])
+    view = announce(request, services, owner, await read_shown(services, owner, chat_id))
+    toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
+    return await turns_view(request, services, owner, view, toast=toast)
 
 
 @router.post("/undo/{trash_id}", dependencies=[GUARDED])
@@ -350,18 +354,6 @@ async def suggestions(request: Request, services: Services, owner: Owner, chat_i
     if not found:
         return Response(status_code=204)
     return await services.pages.respond(request, "_suggestions.html", found=found, chat=chat, last_id=line[-1].id)
-
-
-async def _empty(request: Request, services: ChatServices, owner: str, chat_id: str, *, reset: bool) -> Response:
-    chat = await find_chat(services, owner, chat_id)
-    await read_form(request)
-    services.turns.stop_chat(owner, chat.id)
-    trash_id = await services.shared.store.trash_messages(owner, chat.id, reset=reset)
-    if trash_id is None:
-        raise Problem(404, words["error_unknown_chat"])
-    view = announce(request, services, owner, await read_shown(services, owner, chat_id))
-    toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
-    return await turns_view(request, services, owner, view, toast=toast)
 
 
 def _marked(snippet: str) -> Markup:

@@ -43,7 +43,7 @@ async def save_memory(request: Request, services: Services, owner: Owner) -> Res
         raise Problem(404, words["error_unknown_page"], draft=typed)
     text = visible_line(typed, MAX_MEMORY_ENTRY + 1)
     if not text and entry_id:
-        await services.shared.store.delete_memory(owner, entry_id)
+        await services.shared.store.delete(owner, "memory", entry_id)
     elif not 1 <= len(text) <= MAX_MEMORY_ENTRY:
         return await _memory_page(request, services, owner, words["error_title"].format(limit=MAX_MEMORY_ENTRY), typed)
     else:
@@ -57,7 +57,7 @@ async def save_memory(request: Request, services: Services, owner: Owner) -> Res
 @memory_router.post("/memory/{memory_id}/delete", dependencies=[GUARDED])
 async def delete_memory(request: Request, services: Services, owner: Owner, memory_id: str) -> Response:
     await read_form(request)
-    if not await services.shared.store.delete_memory(owner, memory_id):
+    if not await services.shared.store.delete(owner, "memory", memory_id):
         raise Problem(404, words["error_unknown_page"])
     return RedirectResponse("/memory", 303)
 
@@ -110,14 +110,14 @@ async def save_prompt(request: Request, services: Services, owner: Owner) -> Res
     await services.shared.store.save_prompt(owner, typed)
     # Save under the new name first, so that a failure in between loses nothing.
     if was != name and was in saved:
-        await services.shared.store.delete_prompt(owner, was)
+        await services.shared.store.delete(owner, "prompt", was)
     return RedirectResponse("/prompts", 303)
 
 
 @router.post("/prompts/{name}/delete", dependencies=[GUARDED])
 async def delete_prompt(request: Request, services: Services, owner: Owner, name: str) -> Response:
     await read_form(request)
-    if not await services.shared.store.delete_prompt(owner, name):
+    if not await services.shared.store.delete(owner, "prompt", name):
         raise Problem(404, words["error_unknown_page"])
     return RedirectResponse("/prompts", 303)
 

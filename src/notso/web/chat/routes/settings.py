@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse
 
 from notso.smollm3 import process_memory
 from notso.web.chat.chat_view import ChatView, read_branch_if_any
-from notso.web.chat.context_gauge import draft_message, measure, speculative_prefill
+from notso.web.chat.context_gauge import measure, speculative_prefill
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import documents_in, new_chat
 from notso.web.chat.templates import LANGUAGE_COOKIE, is_fragment
@@ -25,7 +25,7 @@ from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import choosable_names, loaded_engine
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.store.documents import Library
-from notso.web.store.protocol import Chat, SettingValue
+from notso.web.store.protocol import Chat, SettingValue, StoredMessage
 from notso.web.turns.chat_settings import (
     ChatSettings,
     changed,
@@ -203,9 +203,9 @@ async def _estimate(
     if engine is None:
         return Response(status_code=204)
     line = view.line if view is not None else ()
-    draft = draft_message(
-        fields.get("text", "").strip("\n"), attachments_from(fields, services.shared.settings.max_message_characters)
-    )
+    text = fields.get("text", "").strip("\n")
+    attachments = attachments_from(fields, services.shared.settings.max_message_characters)
+    draft = StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)
     options = RequestOptions(
         thinking="thinking" in fields,
         tools=services.toolbox.definitions(settings.tool_names),

@@ -20,7 +20,7 @@ from notso.web.edge.access import GUARDED, operator_only
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_names import loaded_engine
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
-from notso.web.store.protocol import Chat, StoredMessage
+from notso.web.store.protocol import StoredMessage
 from notso.web.tools.chat_tool import ChatTool
 from notso.web.turns.documents import MAX_ATTACHMENT_BYTES
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
@@ -152,7 +152,28 @@ async def answer_question(request: Request, services: Services, owner: Owner, ge
 @router.get("/tools", dependencies=[GUARDED])
 @router.get("/chats/{chat_id}/tools", dependencies=[GUARDED])
 async def show_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
-    return await _show(request, services, owner, chat)
+    await services.toolbox.ready()
+    settings = await settings_of(services, owner, chat)
+    chosen = services.toolbox.chosen(settings.tool_names)
+    (engine, _), costs = await loaded_engine(*models_of(services), settings.model), None
+    if engine is not None:
+        thinking = chat.thinking if chat is not None else True
+        day = chat.prompt_date if chat is not None else date.today()
+        try:
+            costs = await asyncio.to_thread(_costs, engine, services.toolbox.all(), chosen, thinking, day)
+        except ModelError:
+            costs = None  # the engine is shutting down, or its template does not support tools
+    return await services.pages.respond(
+        request,
+        "_tools.html" if is_fragment(request) else "tools.html",
+        **({"chat": chat} if is_fragment(request) else await sidebar_context(services, owner, chat)),
+        tools=services.toolbox.all(),
+        chosen={tool.name for tool in chosen},
+        allowed=allowed_in(chat),
+        costs=costs,
+        failures=services.toolbox.failures(),
+        left_out=services.toolbox.left_out(),
+    )
 
 
 @router.post("/tools", dependencies=[GUARDED])
@@ -170,7 +191,7 @@ async def choose_tools(request: Request, services: Services, owner: Owner, chat:
         chat = await find_chat(services, owner, chat.id)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}/tools" if chat is not None else "/tools", 303)
-    return await _show(request, services, owner, chat)
+    return await show_tools(request, services, owner, chat)
 
 
 @router.post("/tools/offers/{command}", dependencies=[GUARDED])
@@ -209,31 +230,6 @@ async def _permission(request: Request, services: ChatServices, message: StoredM
         question=services.turns.question(generation_id),
         generation_id=generation_id,
         message_id=message.id,
-    )
-
-
-async def _show(request: Request, services: ChatServices, owner: str, chat: Chat | None) -> Response:
-    await services.toolbox.ready()
-    settings = await settings_of(services, owner, chat)
-    chosen = services.toolbox.chosen(settings.tool_names)
-    (engine, _), costs = await loaded_engine(*models_of(services), settings.model), None
-    if engine is not None:
-        thinking = chat.thinking if chat is not None else True
-        day = chat.prompt_date if chat is not None else date.today()
-        try:
-            costs = await asyncio.to_thread(_costs, engine, services.toolbox.all(), chosen, thinking, day)
-        except ModelError:
-            costs = None  # the engine is shutting down, or its template does not support tools
-    return await services.pages.respond(
-        request,
-        "_tools.html" if is_fragment(request) else "tools.html",
-        **({"chat": chat} if is_fragment(request) else await sidebar_context(services, owner, chat)),
-        tools=services.toolbox.all(),
-        chosen={tool.name for tool in chosen},
-        allowed=allowed_in(chat),
-        costs=costs,
-        failures=services.toolbox.failures(),
-        left_out=services.toolbox.left_out(),
     )
 
 

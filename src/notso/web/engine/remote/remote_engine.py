@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from notso.smollm3 import EngineError, Generation
 from notso.web.engine.port import (
     AdapterInfo,
     AdapterSource,
+    ChatEngine,
     EngineStats,
     InvalidRequestError,
-    Message,
     ModelInfo,
-    PromptEstimate,
     PromptInput,
     RequestOptions,
     SamplingParams,
 )
 from notso.web.engine.remote.engine_link import MAX_NUMBER, EngineLink, checked_numbers
 from notso.web.engine.remote.wire_values import packed, types_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class RemoteSource:
@@ -92,6 +94,29 @@ class RemoteAdapters:
         raise InvalidRequestError("adapters must be unloaded at the engine, not at a front end", param="adapter")
 
 
+def _remote(
+    method: Callable[Concatenate[Any, P], T], *, check: Callable[[Any], T] = lambda told: told
+) -> Callable[Concatenate[RemoteEngine, P], T]:
+    # Turns a method of ChatEngine into one that calls the other server's engine.
+    name = method.__name__
+
+    def call(self: RemoteEngine, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        types = types_of(name)
+        told = self._open_link.call("call", {"method": name, "arguments": types.pack(*args, **kwargs)})
+        try:
+            return check(types.unpack_result(told))
+        except ValueError:
+            raise EngineError(f"{self._link.name} returned an invalid result of {name}") from None
+
+    return call
+
+
+def _count(told: int) -> int:
+    if not 0 <= told < MAX_NUMBER:
+        raise ValueError("not a count")
+    return told
+
+
 class RemoteEngine:
     """ChatEngine that uses an EngineLink. Raises EngineError if the engine is unreachable."""
 
@@ -119,58 +144,20 @@ class RemoteEngine:
         prepared = self._open_link.call("prepare", body)
         return lambda: self._open_link.begin({**body, "prepared": prepared})
 
-    def speculative_prefill(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
-    ) -> None:
-        self._call("speculative_prefill", messages, params, options)
-
-    def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
-        text: str = self._call("render", messages, options)
-        return text
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        ids: list[int] = self._call("tokenize", text, special=special)
-        return ids
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        text: str = self._call("detokenize", ids)
-        return text
-
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        texts: list[str] = self._call("token_texts", ids)
-        return texts
-
-    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
-        ids: list[int] = self._call("encode_chat", messages, options)
-        return ids
-
-    def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
-        count: int = self._call("count_tokens", messages, options, check=_count)
-        return count
-
-    def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
-        estimate: PromptEstimate = self._call("estimate", messages, options, check=checked_numbers)
-        return estimate
-
-    def receipt(
-        self,
-        messages: PromptInput,
-        params: SamplingParams | None = None,
-        options: RequestOptions | None = None,
-        *,
-        sealed: bool = False,
-    ) -> Mapping[str, Any]:
-        receipt: Mapping[str, Any] = self._call("receipt", messages, params, options, sealed=sealed)
-        return receipt
+    speculative_prefill = _remote(ChatEngine.speculative_prefill)
+    render = _remote(ChatEngine.render)
+    tokenize = _remote(ChatEngine.tokenize)
+    detokenize = _remote(ChatEngine.detokenize)
+    token_texts = _remote(ChatEngine.token_texts)
+    encode_chat = _remote(ChatEngine.encode_chat)
+    count_tokens = _remote(ChatEngine.count_tokens, check=_count)
+    estimate = _remote(ChatEngine.estimate, check=checked_numbers)
+    receipt = _remote(ChatEngine.receipt)
+    clear_cache = _remote(ChatEngine.clear_cache)
+    forget_reading = _remote(ChatEngine.forget_reading)
 
     def stats(self) -> EngineStats:
         return self._link.stats
-
-    def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
-        self._call("clear_cache", owner, conversation)
-
-    def forget_reading(self, name: str, *, scope: str | None = None) -> None:
-        self._call("forget_reading", name, scope=scope)
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when the engine becomes unreachable, stops, or changes its model."""
@@ -199,20 +186,6 @@ class RemoteEngine:
         if self._closed:  # calls still queued for a thread must fail at once, not wait for an unresponsive engine
             raise EngineError("the engine was closed")
         return self._link
-
-    def _call(self, name: str, *arguments: Any, check: Callable[[Any], Any] = lambda told: told, **named: Any) -> Any:
-        types = types_of(name)
-        told = self._open_link.call("call", {"method": name, "arguments": types.pack(*arguments, **named)})
-        try:
-            return check(types.unpack_result(told))
-        except ValueError:
-            raise EngineError(f"{self._link.name} returned an invalid result of {name}") from None
-
-
-def _count(told: int) -> int:
-    if not 0 <= told < MAX_NUMBER:
-        raise ValueError("not a count")
-    return told
 
 
 def _body(messages: PromptInput, params: SamplingParams | None, options: RequestOptions | None) -> dict[str, Any]:

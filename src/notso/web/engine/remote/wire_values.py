@@ -111,8 +111,9 @@ class MethodTypes:
         self._hints = get_type_hints(method)
 
     def pack(self, *arguments: Any, **named: Any) -> dict[str, Any]:
-        given = self._signature.bind(None, *arguments, **named).arguments
-        return {name: packed(each) for name, each in given.items() if name != "self"}
+        given = self._signature.bind(None, *arguments, **named)
+        given.apply_defaults()
+        return {name: packed(each) for name, each in given.arguments.items() if name != "self"}
 
     def unpack(self, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict) or not set(given) <= set(self._hints) - {"return"}:
@@ -217,24 +218,15 @@ def _mapping(name: Unpack, item: Unpack, *, is_number: bool) -> Unpack:
 
 def _dataclass(kind: type) -> Unpack:
     hints = get_type_hints(kind)
-    known = {field.name: _Later(hints[field.name]) for field in fields(kind)}
+    known = {field.name: hints[field.name] for field in fields(kind)}
 
     def unpack(given: Any) -> Any:
         if not isinstance(given, dict) or not given.keys() <= known.keys():
             raise ValueError(f"not a valid {kind.__name__}")
         try:
-            return kind(**{name: known[name](each) for name, each in given.items()})
+            # Fields are looked up on use, because looking up a type that contains itself would never end.
+            return kind(**{name: _unpacker(known[name])(each) for name, each in given.items()})
         except TypeError as error:
             raise ValueError(f"not a valid {kind.__name__}") from error
 
     return unpack
-
-
-class _Later:
-    # Looks up a field's type on first use, because looking up a type that contains itself would never end.
-
-    def __init__(self, hint: Any) -> None:
-        self._hint = hint
-
-    def __call__(self, given: Any) -> Any:
-        return _unpacker(self._hint)(given)

@@ -76,11 +76,14 @@ class SQLAccessStore(ABC):
         rows = f"SELECT {_KEY} FROM keys ORDER BY name, created_ms DESC, id"
         return await self.look(lambda db: [_key(row) for row in db.execute(rows)])
 
-    async def key_of(self, digest: bytes) -> ApiKey | None:
-        return await self._one("digest = ?", digest)
+    async def key(self, by: str | bytes) -> ApiKey | None:
+        column = "digest" if isinstance(by, bytes) else "id"
 
-    async def key(self, key_id: str) -> ApiKey | None:
-        return await self._one("id = ?", key_id)
+        def work(db: Statements) -> ApiKey | None:
+            row = db.execute(f"SELECT {_KEY} FROM keys WHERE {column} = ?", (by,)).fetchone()
+            return _key(row) if row else None
+
+        return await self.look(work)
 
     async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None:
         def work(db: Statements) -> ApiKey | None:
@@ -189,13 +192,6 @@ class SQLAccessStore(ABC):
             ]
 
         return sorted(await self.look(work), key=lambda each: each.at_ms, reverse=True)
-
-    async def _one(self, where: str, value: bytes | str) -> ApiKey | None:
-        def work(db: Statements) -> ApiKey | None:
-            row = db.execute(f"SELECT {_KEY} FROM keys WHERE {where}", (value,)).fetchone()
-            return _key(row) if row else None
-
-        return await self.look(work)
 
 
 def _key(row: Any) -> ApiKey:

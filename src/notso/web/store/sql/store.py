@@ -8,7 +8,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -26,6 +26,7 @@ from notso.web.store.protocol import (
     ChatOrder,
     ChatRow,
     Conversation,
+    Deletable,
     ImportedBefore,
     Memory,
     SavedPrompt,
@@ -68,6 +69,11 @@ RENEW_SECONDS = 3.0
 
 _TOO_SLOW = Sentence("storing the chats took too long and was rolled back: please try again", "storage_slow")
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
+_DELETE: Mapping[Deletable, str] = {
+    "memory": "DELETE FROM memories WHERE id = ? AND owner = ?",
+    "prompt": "DELETE FROM prompts WHERE name = ? AND owner = ?",
+    "response": "DELETE FROM responses WHERE id = ? AND owner = ?",
+}
 _IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
 _ORDERS = {"used": "updated_ms", "title": "lower(title)", "messages": "messages", "size": "size_bytes"}
 _COUNTED = """
@@ -135,23 +141,14 @@ def add_share(db: Database, owner: str, share: Share) -> bool:
 
 
 def _writing(
-    work: Callable[Concatenate[Database, str, P], T],
+    work: Callable[Concatenate[Database, str, P], T], *, is_limited: bool = False
 ) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
-    # Turns a function of tree_writes into a method that runs it in a transaction.
+    # Turns a function of tree_writes into a method that runs it in a transaction. is_limited: also enforce the limit on
+    # an owner's stored text.
 
     async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.write(lambda db: work(db, owner, *args, **kwargs), owner)
-
-    return method
-
-
-def _adding(
-    work: Callable[Concatenate[Database, str, P], T],
-) -> Callable[Concatenate[SQLStore, str, P], Coroutine[Any, Any, T]]:
-    # Like `_writing`, but also enforces the limit on an owner's stored text.
-
-    async def method(self: SQLStore, owner: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._add(owner, lambda db: work(db, owner, *args, **kwargs))
+        run = self._add if is_limited else self.write
+        return await run(lambda db: work(db, owner, *args, **kwargs), owner)
 
     return method
 
@@ -203,7 +200,8 @@ class SQLStore(ABC):
         """Run read-only `work` in another thread. owner: as for `write`."""
 
     def _message(self, row: Any) -> StoredMessage:
-        return message_of(row)
+        message = message_of(row)
+        return replace(message, state="interrupted") if self.read_only and message.active else message
 
     async def chats(self, owner: str) -> list[Chat]:
         rows = await self._read(
@@ -378,9 +376,9 @@ class SQLStore(ABC):
         terms = terms_of(query)
         return await self.look(lambda db: _found(db, owner, query, terms, limit), owner) if terms else []
 
-    add_turn = _adding(tree_writes.add_turn)
-    add_message = _adding(tree_writes.add_message)
-    edit_message = _adding(tree_writes.edit_message)
+    add_turn = _writing(tree_writes.add_turn, is_limited=True)
+    add_message = _writing(tree_writes.add_message, is_limited=True)
+    edit_message = _writing(tree_writes.edit_message, is_limited=True)
     resume_message = _writing(tree_writes.resume_message)
     choose = _writing(tree_writes.choose)
     remove_summary = _writing(tree_writes.remove_summary)
@@ -397,9 +395,6 @@ class SQLStore(ABC):
 
     async def memories(self, owner: str) -> list[Memory]:
         return [Memory(**row) for row in await self._read(owner, _MEMORIES, owner)]
-
-    async def delete_memory(self, owner: str, memory_id: str) -> bool:
-        return await self._change(owner, "DELETE FROM memories WHERE id = ? AND owner = ?", memory_id, owner)
 
     async def chat_base(self, owner: str, project: str = "") -> ChatBase:
         def read(db: Database) -> ChatBase:
@@ -438,9 +433,6 @@ class SQLStore(ABC):
         )
         await self._change(owner, sql, owner, prompt.name, prompt.kind, prompt.text)
 
-    async def delete_prompt(self, owner: str, name: str) -> bool:
-        return await self._change(owner, "DELETE FROM prompts WHERE owner = ? AND name = ?", owner, name)
-
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
         rows = await self._read(owner, _DEFAULTS, owner)
         return _settings_in(rows[0] if rows else None)
@@ -474,9 +466,9 @@ class SQLStore(ABC):
         pieces = tree_writes.pieces_of(items)
         first, second = next(pieces), next(pieces, None)
         if second is None:
-            await self._add(owner, lambda db: tree_writes.add_piece(db, owner, first))
+            await self._add(lambda db: tree_writes.add_piece(db, owner, first), owner)
             return
-        trash_id = await self._add(owner, lambda db: _add_hidden(db, owner, first, None))
+        trash_id = await self._add(lambda db: _add_hidden(db, owner, first, None), owner)
         renewed = time.monotonic()
         for piece in itertools.chain([second], pieces):
             trash_id = await self.write(partial(_add_hidden, owner=owner, piece=piece, trash_id=trash_id), owner)
@@ -512,7 +504,7 @@ class SQLStore(ABC):
 
     async def add_messages(self, owner: str, messages: Sequence[StoredMessage]) -> None:
         for piece in tree_writes.pieces_of(messages):
-            await self._add(owner, partial(tree_writes.add_piece, owner=owner, piece=piece))
+            await self._add(partial(tree_writes.add_piece, owner=owner, piece=piece), owner)
 
     async def save_message(
         self, assistant_message: StoredMessage, owner: str = "", trace: AnswerTrace | None = None
@@ -531,8 +523,8 @@ class SQLStore(ABC):
         rows = await self._read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
         return response_of(rows[0]) if rows else None
 
-    async def delete_response(self, owner: str, response_id: str) -> bool:
-        return await self._change(owner, "DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
+    async def delete(self, owner: str, kind: Deletable, key: str) -> bool:
+        return await self._change(owner, _DELETE[kind], key, owner)
 
     async def remove_owner(self, owner: str) -> None:
         await self.write(lambda db: forget_conversations(db, owner))
@@ -544,7 +536,7 @@ class SQLStore(ABC):
         while await self.write(lambda db: db.merge_index()):
             pass
 
-    async def _add(self, owner: str, write: Callable[[Database], T]) -> T:
+    async def _add(self, write: Callable[[Database], T], owner: str) -> T:
         most = self.most_kept(owner)
 
         def within(db: Database) -> T:

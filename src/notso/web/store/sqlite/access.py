@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from notso.system.files import sync_folder
 from notso.web.store.sql.access import SQLAccessStore
-from notso.web.store.sql.database import Rows, Statements, Value
-from notso.web.store.sqlite.connection import BUSY_MS, snapshot, storage_errors, transaction
+from notso.web.store.sql.database import Statements
+from notso.web.store.sqlite.connection import BUSY_MS, SQLiteStatements, storage_errors, transaction
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError
 from notso.web.values.fair_queue import WorkerThreads
 
@@ -113,12 +112,12 @@ class SQLiteAccessStore(SQLAccessStore):
     async def write(self, work: Callable[[Statements], T]) -> T:
         def run(connection: sqlite3.Connection) -> T:
             with transaction(connection):
-                return work(_Connection(connection))
+                return work(SQLiteStatements(connection))
 
         return await self._run(self._writing, run)
 
     async def look(self, work: Callable[[Statements], T]) -> T:
-        return await self._run(self._reading, lambda connection: work(_Connection(connection)))
+        return await self._run(self._reading, lambda connection: work(SQLiteStatements(connection)))
 
     async def _run(self, lane: _Lane, work: Callable[[sqlite3.Connection], T]) -> T:
         def guarded() -> T:
@@ -175,17 +174,6 @@ class _Lane:
             self._connection = _open(self._path, SHORT_MS if self._waited else self._patience_ms)
             self._file = found.st_dev, found.st_ino
         return self._connection
-
-
-class _Connection:
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
-        return self._connection.execute(sql, parameters)
-
-    def snapshot(self) -> AbstractContextManager[None]:
-        return snapshot(self._connection)
 
 
 def _make(path: Path) -> None:

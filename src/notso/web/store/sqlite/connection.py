@@ -17,12 +17,13 @@ import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from notso.system.files import lock, sync, sync_folder
 from notso.web.store.protocol import DISK_FULL, FAILED, Damage
+from notso.web.store.sql.database import Rows, Value
 from notso.web.store.sql.search_words import indexed_text
 from notso.web.store.sqlite.migrations import MIGRATIONS, SCHEMA_VERSION
 from notso.web.values.errors import (
@@ -117,13 +118,20 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN")
-    try:
-        yield
-    finally:
-        connection.execute("ROLLBACK")
+class SQLiteStatements:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
+        return self._connection.execute(sql, parameters)
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
 
 
 @contextlib.contextmanager

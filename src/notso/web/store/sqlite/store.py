@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from notso.web.store.documents import DocumentText
 from notso.web.store.protocol import FAILED, MOST_TRIES, Damage, Heartbeat, Orphan, StoredMessage
-from notso.web.store.sql.database import Database, Rows, Value
+from notso.web.store.sql.database import Database
 from notso.web.store.sql.documents import text_of
-from notso.web.store.sql.rows import message_of
 from notso.web.store.sql.search_words import Term, fts5_query, indexed_text
 from notso.web.store.sql.store import SQLStore
 from notso.web.store.sqlite.connection import (
     DirectoryLock,
+    SQLiteStatements,
     Witness,
     checkpoint,
     commits_acknowledged,
@@ -33,7 +31,6 @@ from notso.web.store.sqlite.connection import (
     open_writer,
     roll_back,
     said_of,
-    snapshot,
     storage_errors,
     transaction,
 )
@@ -170,10 +167,6 @@ class SQLiteStore(SQLStore):
             return Heartbeat()
         left = [Orphan(**row) for row in await self._read("", _UNFINISHED)]
         return Heartbeat(taken=tuple(each for each in left if each.generation_id not in known))
-
-    def _message(self, row: sqlite3.Row) -> StoredMessage:
-        message = message_of(row)
-        return replace(message, state="interrupted") if self.read_only and message.active else message
 
     async def backup(self, target: Path) -> None:
         await self._writes.run("", lambda: self._require_writer().copy(target))
@@ -333,17 +326,8 @@ ORDER BY indexed.message_id IS NOT NULL, at_ms DESC, indexed.message_id DESC, in
 MERGED_PAGES = 500  # pages of the search index merged per transaction
 
 
-class SQLiteDatabase(Database):
+class SQLiteDatabase(SQLiteStatements, Database):
     for_update = ""  # rows need not be locked, because a single connection writes
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
-        return self._connection.execute(sql, parameters)
-
-    def snapshot(self) -> AbstractContextManager[None]:
-        return snapshot(self._connection)
 
     def begin_bulk(self) -> None:
         self.execute("PRAGMA defer_foreign_keys=ON")
